@@ -1,0 +1,80 @@
+"""What a conversion would do, without doing it: `dspack convert --dry-run`."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from . import layout
+from .convert import Options, check_destination, open_source
+from .prepare import Prepared, prepare_all
+
+_SAMPLE_FILES = 200  # a second or two on a slow mount; enough for a rate
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What would be packed. Sizes in bytes, times in seconds."""
+
+    path: str
+    format: str
+    num_files: int
+    by_split: dict[str, int]
+    by_class: dict[str, int]
+    source_bytes: int
+    free_bytes: int
+    seconds: float
+    left_out: dict[str, int]
+    rejected: dict[str, int]
+    notes: list[str]
+
+
+def estimate(
+    source_path: Path, out: Path, options: Options, *, threads: int, overwrite: bool, force: bool
+) -> Estimate:
+    """List the source, add up its sizes, and time the reading of some of its files.
+
+    Raises what convert would raise before its first write.
+    """
+    check_destination(out, overwrite=overwrite, force=force)
+    source = open_source(source_path)
+    listing = source.scan()
+    plan = layout.plan(listing, source.root, options.layout, options.classes)
+    with ThreadPoolExecutor(64) as pool:  # a stat each: deep enough for a slow mount
+        sizes = [size for size, _ in pool.map(source.stamp, plan.keys)]
+    rng = np.random.default_rng(0)
+    chosen = rng.permutation(len(plan))[:_SAMPLE_FILES]
+    paths = [plan.keys[i] for i in chosen]
+    started = time.perf_counter()
+    prepared: list[Prepared] = []
+    for batch in prepare_all(
+        source, paths, range(len(paths)), threads, decode=options.check == "decode"
+    ):
+        prepared += batch
+    seconds = (time.perf_counter() - started) / len(paths) * len(plan)
+    rejected = layout.count(p.reject.reason for p in prepared if p.reject is not None)
+    return Estimate(
+        path=str(out),
+        format=options.format,
+        num_files=len(plan),
+        by_split=layout.count(plan.splits[i] for i in plan.split_ids if i >= 0),
+        by_class=layout.count(plan.classes[i] for i in plan.labels if i >= 0),
+        source_bytes=sum(max(size, 0) for size in sizes),
+        free_bytes=shutil.disk_usage(_existing_parent(out)).free,
+        seconds=seconds,
+        left_out=layout.count(listing.left_out.elements()),
+        rejected=rejected,
+        notes=plan.warnings,
+    )
+
+
+def _existing_parent(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,339 @@
+"""What a file really is: kind, size, orientation, damage. Judged by its bytes, never by its name.
+
+Sources: ITU-T T.81 annex B (JPEG markers), JFIF 1.02, Adobe TN 5116 (APP14), TIFF 6.0 and EXIF 2.3
+(orientation), PNG 3rd edition, and libjpeg's rule for telling YCbCr from RGB.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError
+
+import simplejpeg
+
+from readers.decode import JPEG_MAGIC, UndecodableError, decode
+
+# Pillow's own limit against decompression bombs, about 13,000 x 13,000.
+MAX_PIXELS = 178_956_970
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+JPEG_END = b"\xff\xd9"
+
+
+class Reject(Exception):
+    """The file cannot become a sample; `reason` is one of few, so that rejects can be counted."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason} ({detail})" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(slots=True)
+class Image:
+    """A file that can be packed as it is. `width` and `height` are upright, in pixels."""
+
+    kind: str
+    width: int
+    height: int
+    orientation: int = 1
+    warnings: tuple[str, ...] = ()
+    missing_end: bool = False  # a JPEG without its EOI marker
+    stray: tuple[tuple[int, int], ...] = ()  # ranges of bytes in a JPEG's header that are nothing
+
+
+def inspect(data: bytes) -> Image:
+    """Look at a file's headers; raises Reject for what cannot be packed unchanged."""
+    if data[:3] == JPEG_MAGIC:
+        image = _inspect_jpeg(data)
+    elif data[:8] == PNG_MAGIC:
+        image = _inspect_png(data)
+    else:
+        raise Reject(*_why_not(data))
+    if image.width * image.height > MAX_PIXELS:
+        raise Reject("too many pixels", f"{image.width} x {image.height}")
+    if image.orientation >= 5:
+        image.width, image.height = image.height, image.width
+    return image
+
+
+def check_pixels(data: bytes, image: Image) -> bytes:
+    """Decode the image to prove that it is whole; returns the bytes to store.
+
+    They are `data`, or `data` and an end marker where a JPEG lacks nothing but that: decoders
+    disagree on whether such a file is an image. Raises Reject.
+    """
+    if image.kind != "JPEG":
+        try:
+            decode(data)
+        except UndecodableError as error:
+            raise Reject("damaged image data", str(error)) from None
+        return data
+    if image.missing_end:
+        data += JPEG_END
+    warning = _decode_jpeg(data)
+    if warning is not None and image.stray:
+        # libjpeg tells only its first warning: look whether there is another one behind it.
+        warning = _decode_jpeg(_without(data, image.stray))
+    if warning is None:
+        return data
+    if "extraneous bytes before marker 0xd" in warning and not image.missing_end:
+        # Padding behind a whole scan (0xd9), or behind a whole restart interval (0xd0-0xd7).
+        image.warnings += ("stray bytes in a JPEG",)
+        return data
+    missing = image.missing_end or "premature end" in warning.lower()
+    raise Reject("image data missing" if missing else "damaged image data", warning)
+
+
+def _without(data: bytes, ranges: tuple[tuple[int, int], ...]) -> bytes:
+    starts = [0, *(stop for _, stop in ranges)]
+    stops = [*(start for start, _ in ranges), len(data)]
+    return b"".join(data[start:stop] for start, stop in zip(starts, stops, strict=True))
+
+
+def _decode_jpeg(data: bytes) -> str | None:
+    """Decode a JPEG; returns libjpeg's warning or error, if any.
+
+    At an eighth of the size all coded bits are still read, which is where damage can be seen;
+    only arithmetic that cannot fail is saved.
+    """
+    try:
+        simplejpeg.decode_jpeg(data, "GRAY", min_height=1, min_width=1, strict=True)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+_KINDS = {
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",
+    b"MM\0+": "TIFF",
+    b"8BPS": "PSD",
+    b"\0\0\0\x0cjP  ": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000",
+    b"\0\0\x01\0": "icon",
+    b"%PDF": "PDF",
+    b"\xff\x0a": "JPEG XL",
+    b"P5": "PGM",
+    b"P6": "PPM",
+}
+
+
+def _why_not(data: bytes) -> tuple[str, str]:
+    if not data:
+        return ("empty file", "")
+    if not data.strip(b"\0"):
+        return ("all bytes are zero", f"{len(data)} bytes")
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return ("not packed yet: WebP", "")
+    if data[4:8] == b"ftyp":
+        return ("not packed yet: AVIF or HEIF", "")
+    for magic, kind in _KINDS.items():
+        if data.startswith(magic):
+            return (f"not packed yet: {kind}", "")
+    return ("not an image", f"it starts with {data[:8].hex(' ')}")
+
+
+# JPEG
+
+_BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
+_SOF = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+_APP0, _APP1, _APP2, _APP14 = 0xE0, 0xE1, 0xE2, 0xEE
+_SOI, _EOI, _SOS, _FILL = 0xD8, 0xD9, 0xDA, 0xFF
+_TELLING = _SOF | {_APP0, _APP1, _APP2, _APP14, _SOS, _EOI, _FILL}
+# Not the start of a segment: stuffing, TEM, RST0-7, SOI.
+_STRAY = frozenset({0x00, 0x01, *range(0xD0, _SOI + 1)})
+_SEGMENT = Struct(">BBH")  # 0xFF, the marker's code, the segment's length from here on
+
+
+def _inspect_jpeg(data: bytes) -> Image:
+    frame = adobe_transform = None
+    jfif = exif = False
+    orientation = 1
+    warnings: list[str] = []
+    stray: list[tuple[int, int]] = []
+    at = 2
+    marker = _SOI
+    while marker != _SOS:
+        try:
+            prefix, marker, length = _SEGMENT.unpack_from(data, at)
+        except StructError:
+            raise Reject("image data missing", "the file ends in its header") from None
+        segment = at + 4
+        if prefix != 0xFF or marker in _STRAY:
+            start, at = at, data.find(b"\xff", at + 1)
+            stray.append((start, at))
+            if at < 0:
+                raise Reject("image data missing", "the file ends in its header")
+            continue
+        at += 2 + length
+        if marker not in _TELLING:
+            continue
+        if marker in _SOF:
+            if frame is not None:
+                raise Reject("unsupported JPEG process", "more than one frame")
+            frame = _frame(marker, data, segment, at)
+        elif marker == _APP0:
+            jfif = jfif or data[segment : segment + 5] == b"JFIF\0"
+        elif marker == _APP1 and not exif and data[segment : segment + 6] == b"Exif\0\0":
+            exif = True  # decoders go by the first one
+            try:
+                orientation = exif_orientation(data[segment + 6 : at])
+            except ValueError:
+                warnings.append("broken EXIF, taken as upright")
+        elif marker == _APP2 and data[segment : segment + 4] == b"MPF\0":
+            warnings.append("more than one picture in the file, the first is packed")
+        elif marker == _APP14 and data[segment : segment + 5] == b"Adobe" and length >= 14:
+            adobe_transform = data[segment + 11]
+        elif marker == _FILL:  # any number of 0xFF may come before a marker's code
+            at = segment - 3
+        elif marker == _EOI:
+            raise Reject("image data missing", "the file has no scan")
+    if frame is None:
+        raise Reject("image data missing", "the scan comes before its frame")
+    width, height, components = frame
+    _check_colours(components, jfif, adobe_transform)
+    if stray:
+        warnings.append("stray bytes in a JPEG")
+    missing_end = not data.endswith(JPEG_END) and _look_for_end(data, at, warnings)
+    return Image("JPEG", width, height, orientation, tuple(warnings), missing_end, tuple(stray))
+
+
+def _check_colours(components: bytes, jfif: bool, adobe_transform: int | None) -> None:
+    """Raise Reject unless the JPEG is grey or YCbCr, by libjpeg's rule: JFIF means YCbCr; else
+    Adobe's marker decides; else the components' names do."""
+    if len(components) == 1 or (len(components) == 3 and jfif):
+        return
+    if len(components) == 4:
+        raise Reject("not packed yet: CMYK JPEG")
+    if len(components) != 3:
+        raise Reject("unsupported JPEG process", f"{len(components)} components")
+    if components == b"RGB" if adobe_transform is None else adobe_transform == 0:
+        raise Reject("not packed yet: RGB JPEG")
+
+
+def _look_for_end(data: bytes, scan: int, warnings: list[str]) -> bool:
+    """Whether the end marker is missing, where it is not the file's last two bytes."""
+    end = data.rfind(JPEG_END, scan)
+    if end < 0:
+        if data[-1] == 0xFF:
+            raise Reject("image data missing", "the file ends inside a marker")
+        warnings.append("a JPEG without its end marker, one was added")
+        return True
+    if data[end + 2 :].strip(b"\0"):
+        warnings.append("bytes after the end of a JPEG")
+    return False
+
+
+_FRAME = Struct(">BHHB")
+
+
+def _frame(marker: int, data: bytes, start: int, stop: int) -> tuple[int, int, bytes]:
+    """Width, height and the components' names of a frame header."""
+    if stop - start < _FRAME.size or stop > len(data):
+        raise Reject("image data missing", "the frame header is cut")
+    precision, height, width, num_components = _FRAME.unpack_from(data, start)
+    if marker in (0xC9, 0xCA):
+        raise Reject("not packed yet: arithmetic-coded JPEG")
+    if marker not in (_BASELINE, _EXTENDED, _PROGRESSIVE):
+        raise Reject("unsupported JPEG process", f"SOF{marker - 0xC0}")
+    if precision != 8:
+        raise Reject("unsupported JPEG process", f"{precision} bits a sample")
+    if not width or not height:
+        raise Reject("damaged image data", f"a size of {width} x {height}")
+    return width, height, data[start + 6 : start + 6 + 3 * num_components : 3]
+
+
+_ORIENTATION_TAG = 0x0112
+
+
+def exif_orientation(tiff: bytes) -> int:
+    """The orientation, 1 to 8, that an EXIF block (from its TIFF header on) states; 1 if none.
+
+    Raises ValueError when the block is broken.
+    """
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if order is None or len(tiff) < 8:
+        raise ValueError("not a TIFF header")
+    short, long = Struct(order + "H"), Struct(order + "I")
+    (directory,) = long.unpack_from(tiff, 4)
+    if directory + 2 > len(tiff):
+        raise ValueError("the directory lies outside the block")
+    (num_entries,) = short.unpack_from(tiff, directory)
+    if directory + 2 + 12 * num_entries > len(tiff):
+        raise ValueError("the directory is cut")
+    for entry in range(directory + 2, directory + 2 + 12 * num_entries, 12):
+        (tag,) = short.unpack_from(tiff, entry)
+        if tag == _ORIENTATION_TAG:
+            (kind,) = short.unpack_from(tiff, entry + 2)
+            (value,) = (short if kind == 3 else long).unpack_from(tiff, entry + 8)
+            if kind not in (3, 4) or value > 8:
+                raise ValueError(f"orientation {value} of type {kind}")
+            return value or 1  # some cameras write 0 for "unknown"
+    return 1
+
+
+# PNG
+
+_CHUNK = Struct(">I4s")
+_IHDR = Struct(">IIBBBBB")
+_GREY, _RGB = 0, 2
+_COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey and alpha", 6: "RGBA"}
+
+
+def _inspect_png(data: bytes) -> Image:
+    chunks = _png_chunks(data)
+    header = chunks.get(b"IHDR", b"")
+    if len(header) != _IHDR.size or b"IDAT" not in chunks:
+        raise Reject("damaged image data", "a PNG without its header or data")
+    width, height, depth, colour, *_ = _IHDR.unpack(header)
+    if not width or not height:
+        raise Reject("damaged image data", f"a size of {width} x {height}")
+    if depth > 8:
+        raise Reject("not packed yet: more than 8 bits a channel", f"PNG of {depth} bits")
+    if depth < 8 or colour not in (_GREY, _RGB):
+        name = _COLOUR_TYPES.get(colour, f"colour type {colour}")
+        raise Reject(f"not packed yet: PNG {name}" + (f", {depth} bits" if depth < 8 else ""))
+    if b"tRNS" in chunks:
+        raise Reject("not packed yet: PNG with a transparent colour")
+    if b"acTL" in chunks:
+        raise Reject("not packed yet: animated PNG")
+    if _png_is_turned(chunks):
+        raise Reject("not packed yet: PNG with an orientation")
+    return Image("PNG", width, height)
+
+
+def _png_chunks(data: bytes) -> dict[bytes, bytes]:
+    """The chunks of a PNG by type (the last of each), their checksums compared; IDAT is empty."""
+    chunks: dict[bytes, bytes] = {}
+    at, size = len(PNG_MAGIC), len(data)
+    while at + 12 <= size:
+        length, kind = _CHUNK.unpack_from(data, at)
+        stop = at + 8 + length
+        if stop + 4 > size:
+            break
+        if zlib.crc32(memoryview(data)[at + 4 : stop]) != int.from_bytes(
+            data[stop : stop + 4], "big"
+        ):
+            raise Reject("damaged image data", f"the checksum of PNG chunk {kind!r} is wrong")
+        chunks[kind] = b"" if kind == b"IDAT" else data[at + 8 : stop]
+        at = stop + 4
+        if kind == b"IEND":
+            return chunks
+    raise Reject("image data missing", "the file ends before its IEND chunk")
+
+
+def _png_is_turned(chunks: dict[bytes, bytes]) -> bool:
+    """Whether the PNG says, in any of the places where tools put it, that it is not upright."""
+    if b"eXIf" in chunks:
+        try:
+            return exif_orientation(chunks[b"eXIf"]) != 1
+        except ValueError:
+            return False
+    texts = [chunks.get(kind, b"") for kind in (b"tEXt", b"zTXt", b"iTXt")]
+    return any(t.startswith((b"Raw profile type", b"XML:com.adobe.xmp")) for t in texts)

@@ -1,0 +1,66 @@
+"""How far a long piece of work is: a bar on a terminal, a plain line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+_LINE_SECONDS = 10.0  # often enough to see life, seldom enough not to fill a log
+
+
+class ProgressBar:
+    """Counts samples and bytes; call it with how many are done, and the bytes since."""
+
+    def __init__(self, what: str, *, quiet: bool = False) -> None:
+        self._what = what
+        self._quiet = quiet
+        self._bar: tqdm[None] | None = None
+        self._on_terminal = sys.stderr.isatty()
+        self._num_bytes = 0
+        self._first = 0
+        self._started = self._last_line = time.monotonic()
+
+    def __call__(self, num_done: int, num_bytes: int, num_total: int) -> None:
+        if self._quiet:
+            return
+        self._num_bytes += num_bytes
+        elapsed = max(time.monotonic() - self._started, 1e-9)
+        speed = f"{self._num_bytes / 1e6 / elapsed:.0f} MB/s"
+        if self._on_terminal:
+            if self._bar is None:
+                self._bar = tqdm(
+                    desc=self._what,
+                    total=num_total,
+                    initial=num_done,
+                    unit=" samples",
+                    dynamic_ncols=True,
+                )
+            self._bar.set_postfix_str(speed, refresh=False)
+            self._bar.update(num_done - self._bar.n)
+        elif time.monotonic() - self._last_line >= _LINE_SECONDS:
+            self._last_line = time.monotonic()
+            rate = (num_done - self._first) / elapsed
+            left = (num_total - num_done) / rate if rate > 0 else float("inf")
+            print(
+                f"{self._what}: {num_done} of {num_total} samples, {rate:.0f} samples/s, {speed}, "
+                f"{left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
+        elif not self._num_bytes:
+            self._first = num_done  # what an earlier run had done already
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

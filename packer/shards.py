@@ -1,0 +1,168 @@
+"""Prepared files into shards: one fills while the one before it goes to disk."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from readers import formats
+from readers.checksum import file_checksum
+from readers.manifest import PackFile
+
+from .layout import Plan
+from .prepare import Prepared
+from .staging import ROW_DTYPE, Done, Rejected, Staging, sync
+
+FIELD = "image"
+_FLUSH_BYTES = 64 << 20  # send a shard to disk while it fills: the last sync then has little left
+
+
+class ShardSequence:
+    """Fills one shard after another; each is synced and recorded while the next one fills."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        plan: Plan,
+        format_name: str,
+        shard_bytes: int,
+        *,
+        number: int,
+        start: int,
+    ) -> None:
+        """Go on with shard `number` at the plan's entry `start`."""
+        self._staging = staging
+        self._plan = plan
+        self._shard_bytes = shard_bytes
+        self._format = formats.load(format_name)
+        self._number = number
+        self._start = start
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self._sealed: list[Future[Done]] = []
+        self._flush: Future[None] | None = None
+        self._open_shard()
+
+    def _open_shard(self) -> None:
+        self._writer: formats.ShardWriter | None = None
+        self._rows: list[tuple[Any, ...]] = []
+        self._rejected: list[Rejected] = []
+        self._warnings: list[tuple[int, str]] = []
+        self._num_bytes = self._flushed_bytes = 0
+
+    def append(self, batch: list[Prepared]) -> None:
+        """Add prepared files in order, starting a new shard where one is full."""
+        values: list[bytes] = []
+        for prepared in batch:
+            if prepared.reject is not None:
+                self._rejected.append(
+                    Rejected(
+                        prepared.entry,
+                        prepared.reject.reason,
+                        prepared.reject.detail,
+                        prepared.source_bytes,
+                        prepared.source_ns,
+                    )
+                )
+                continue
+            image, data = prepared.image, prepared.data
+            assert image is not None
+            if self._rows and self._num_bytes + len(data) > self._shard_bytes:
+                self._write(values)
+                values = []
+                self._seal(stop=prepared.entry)
+            if image.warnings:
+                self._warnings += [(prepared.entry, warning) for warning in image.warnings]
+            self._rows.append(
+                (
+                    prepared.entry,
+                    image.width,
+                    image.height,
+                    image.orientation,
+                    len(data),
+                    prepared.checksum,
+                    prepared.source_bytes,
+                    prepared.source_ns,
+                )
+            )
+            values.append(data)
+            self._num_bytes += len(data)
+        self._write(values)
+
+    def _write(self, values: list[bytes]) -> None:
+        if not values:
+            return
+        if self._writer is None:
+            self._writer = self._format.ShardWriter(
+                self._staging.pack / "shards", f"{self._number:05d}", [FIELD]
+            )
+        self._writer.append({FIELD: values})
+        if self._num_bytes - self._flushed_bytes >= _FLUSH_BYTES and (
+            self._flush is None or self._flush.done()
+        ):
+            self._flushed_bytes = self._num_bytes
+            self._flush = self._disk.submit(self._flush_shard, f"{self._number:05d}.")
+
+    def _flush_shard(self, prefix: str) -> None:
+        for path in (self._staging.pack / "shards").iterdir():
+            if path.name.startswith(prefix):
+                sync(path)
+
+    def _seal(self, stop: int) -> None:
+        rows = np.array(self._rows, ROW_DTYPE) if self._rows else np.zeros(0, ROW_DTYPE)
+        entries = rows["entry"]
+        names = []
+        if self._writer is not None:
+            keys = [self._plan.keys[entry] for entry in entries]
+            names = self._writer.seal(self._plan.labels[entries], keys)
+        self._sealed.append(
+            self._disk.submit(
+                self._record,
+                self._number,
+                self._start,
+                stop,
+                names,
+                rows,
+                self._rejected,
+                self._warnings,
+            )
+        )
+        self._number += 1
+        self._start = stop
+        self._open_shard()
+
+    def _record(
+        self,
+        number: int,
+        start: int,
+        stop: int,
+        names: list[str],
+        rows: npt.NDArray[Any],
+        rejected: list[Rejected],
+        warnings: list[tuple[int, str]],
+    ) -> Done:
+        files = tuple(pack_file(self._staging.pack, f"shards/{name}") for name in names)
+        done = Done(start, stop, files, rows, rejected, warnings)
+        self._staging.record(number, done)
+        return done
+
+    def finish(self) -> list[Done]:
+        """Seal the last shard and wait until all are on disk."""
+        if self._rows or self._rejected:
+            self._seal(stop=len(self._plan))
+        self._disk.shutdown()
+        return [future.result() for future in self._sealed]
+
+    def abort(self) -> None:
+        """Leave the unfinished shard; what was sealed is still recorded."""
+        if self._writer is not None:
+            self._writer.abort()
+        self._disk.shutdown()
+
+
+def pack_file(pack: Path, name: str) -> PackFile:
+    path = pack / name
+    return PackFile(name, path.stat().st_size, file_checksum(path))

@@ -1,0 +1,127 @@
+"""A folder of image files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from readers.errors import SourceError
+
+from ..inspect import Reject
+from . import File, Listing, extension_reason, junk_reason
+
+_LISTING_THREADS = 16  # hides the latency of a slow mount; folders are few
+_RETRIES = 3
+_RETRY_SECONDS = 0.1  # doubled each time: a Windows mount that hiccups is back within a second
+# A mount's own trouble, not the file's: worth another try, and never a reject.
+_TRANSIENT = frozenset({errno.EIO, errno.EINVAL, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN})
+
+
+class Source:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._real_root = os.path.realpath(root)
+
+    def scan(self) -> Listing:
+        """One scandir of every folder, several at a time, and no stat of a file."""
+        listing = Listing()
+        level = [""]
+        with ThreadPoolExecutor(_LISTING_THREADS) as pool:
+            while level:
+                below = []
+                for folder, entries in zip(level, pool.map(self._list_folder, level), strict=True):
+                    for entry in entries:
+                        path = f"{folder}/{entry.name}" if folder else entry.name
+                        if self._sort_in(path, entry, listing):
+                            below.append(path)
+                level = below
+        listing.folders.sort()
+        return listing
+
+    def _list_folder(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self.root / folder) as entries:
+                return list(entries)
+        except OSError as error:
+            raise SourceError(
+                f"the folder cannot be listed: {error.strerror}", path=self.root / folder
+            ) from None
+
+    def _sort_in(self, path: str, entry: os.DirEntry[str], listing: Listing) -> bool:
+        """Put a directory entry where it belongs; True for a folder to go down into."""
+        if reason := junk_reason(entry.name):
+            folder = entry.is_dir(follow_symlinks=False)
+            listing.left_out[f"{reason} {'folder' if folder else 'file'}"] += 1
+        elif entry.is_dir(follow_symlinks=False):
+            listing.folders.append(path)
+            return True
+        elif entry.is_symlink() and (problem := self._link_problem(path)):
+            listing.rejected.append((path, problem))
+        elif reason := extension_reason(entry.name):
+            listing.left_out[reason] += 1
+        elif entry.is_file():
+            listing.files.append(path)
+        else:
+            listing.left_out["not a regular file"] += 1
+        return False
+
+    def _link_problem(self, path: str) -> str | None:
+        target = os.path.realpath(self.root / path)
+        if os.path.commonpath([target, self._real_root]) != self._real_root:
+            return "link out of the source"
+        if not Path(target).exists():
+            return "link to nothing"
+        return "link to a folder" if Path(target).is_dir() else None
+
+    def read(self, path: str) -> File:
+        for attempt in range(_RETRIES + 1):
+            try:
+                return self._read_once(path)
+            except FileNotFoundError:
+                raise SourceError(
+                    "the file vanished after the folder was listed",
+                    path=self.root / path,
+                    advice="run the same command again",
+                ) from None
+            except PermissionError:
+                raise Reject("no permission to read it") from None
+            except OSError as error:
+                if error.errno not in _TRANSIENT or attempt == _RETRIES:
+                    raise SourceError(
+                        f"the file cannot be read: {error.strerror}",
+                        path=self.root / path,
+                        advice="what is packed so far is kept; run the same command again",
+                    ) from None
+            time.sleep(_RETRY_SECONDS * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _read_once(self, path: str) -> File:
+        descriptor = os.open(f"{self._real_root}/{path}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            data = os.read(descriptor, status.st_size)
+            while len(data) < status.st_size:  # Linux reads 2 GiB at most, and mounts may do less
+                more = os.read(descriptor, status.st_size - len(data))
+                if not more:
+                    raise SourceError(
+                        f"the file ended after {len(data)} of {status.st_size} bytes",
+                        path=self.root / path,
+                        advice="it was changed meanwhile, or the mount cuts it; run again",
+                    )
+                data += more
+        finally:
+            os.close(descriptor)
+        return File(data, status.st_size, status.st_mtime_ns)
+
+    def stamp(self, path: str) -> tuple[int, int]:
+        try:
+            status = os.stat(f"{self._real_root}/{path}")
+        except OSError:
+            return (-1, -1)  # unlike any packed file's: it is read again, and that tells the reason
+        if not stat.S_ISREG(status.st_mode):
+            return (-1, -1)
+        return (status.st_size, status.st_mtime_ns)

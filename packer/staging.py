@@ -1,0 +1,267 @@
+"""The unpublished pack: what is finished is on disk and recorded, the rest can be done again.
+
+    NAME.partial/lock            held while a run works here
+    NAME.partial/plan.json       what is being packed and how; a run with another plan is refused
+    NAME.partial/done/00000.npz  one a finished shard, written after the shard is on disk
+    NAME.partial/pack/           becomes NAME by one rename
+
+At every instant NAME is absent, the old pack, or the new one. Guaranteed against kill -9 and a
+full disk, and against power loss as far as fsync is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from readers.checksum import canonical_json
+from readers.errors import DestinationError
+from readers.manifest import MANIFEST_NAME, REJECTED_NAME, PackFile
+
+# Columns of a finished shard's record. `entry` is the sample's row in the plan; the source's size
+# and time tell on resuming whether a file has changed.
+ROW_DTYPE = np.dtype(
+    [
+        ("entry", "<i8"),
+        ("width", "<i4"),
+        ("height", "<i4"),
+        ("orientation", "|u1"),
+        ("length", "<i8"),
+        ("checksum", "V16"),
+        ("source_bytes", "<i8"),
+        ("source_ns", "<i8"),
+    ]
+)
+
+
+class Rejected(NamedTuple):
+    """An entry of the plan that did not become a sample, and its file's stamp."""
+
+    entry: int
+    reason: str
+    detail: str
+    source_bytes: int
+    source_ns: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished shard: the plan's entries [start, stop) it covers, its rows and rejects."""
+
+    start: int
+    stop: int
+    files: tuple[PackFile, ...]
+    rows: npt.NDArray[Any]
+    rejected: list[Rejected]
+    warnings: list[tuple[int, str]]  # (entry, warning)
+
+    def stamps(self) -> list[tuple[int, int, int]]:
+        """(entry, size, time) of every file the shard covers, to notice a change."""
+        columns = ("entry", "source_bytes", "source_ns")
+        rows = zip(*(self.rows[name].tolist() for name in columns), strict=True)
+        return [*rows] + [(r.entry, r.source_bytes, r.source_ns) for r in self.rejected]
+
+
+class Staging:
+    """The folder NAME.partial, locked for this process."""
+
+    def __init__(self, out: Path, plan: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        """Open or make the staging folder of `out` for `plan`, a JSON object.
+
+        `overwrite` throws an earlier run's work away if it had another plan; without it that is
+        a DestinationError. So is another process at work here, or a folder not to be written.
+        """
+        self.out = out
+        self.folder = out.with_name(out.name + ".partial")
+        self.pack = self.folder / "pack"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / "lock").open("a")
+            self._acquire()
+            self._adopt(plan, overwrite)
+        except OSError as error:
+            raise _cannot_write(error, self.folder) from None
+
+    def _acquire(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DestinationError(
+                "another dspack is writing this pack", path=self.out, advice="wait for it to end"
+            ) from None
+
+    def _adopt(self, plan: Mapping[str, Any], overwrite: bool) -> None:
+        path = self.folder / "plan.json"
+        text = canonical_json(plan)
+        before = path.read_bytes() if path.exists() else None
+        if before is None:
+            self._refuse_strangers()
+        elif before != text and not overwrite:
+            raise DestinationError(
+                f"an unfinished run is here that {_difference(before, plan)}",
+                path=self.folder,
+                advice="repeat that run's command to finish it, or add --overwrite to start anew",
+            )
+        if before != text:
+            for name in ("done", "pack"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            write_durably(path, text)
+        (self.folder / "done").mkdir(exist_ok=True)
+        (self.pack / "shards").mkdir(parents=True, exist_ok=True)
+
+    def _refuse_strangers(self) -> None:
+        """Raise unless the folder is empty but for what a run killed at its start leaves."""
+        for entry in self.folder.iterdir():
+            if entry.name not in ("lock", "plan.json.new"):
+                raise DestinationError(
+                    f"holds {entry.name}, and no dspack run",
+                    path=self.folder,
+                    advice="move it away",
+                )
+
+    # Finished shards
+
+    def finished(self) -> list[Done]:
+        """The shards that an earlier run finished, in order, each with its files in place."""
+        done: list[Done] = []
+        while (record := self._read_record(len(done))) is not None:
+            done.append(record)
+        return done
+
+    def record(self, number: int, done: Done) -> None:
+        """Put shard `number` and its record on disk: from now on it is finished."""
+        for file in done.files:
+            sync(self.pack / file.name)
+        sync(self.pack / "shards")
+        about = {
+            "start": done.start,
+            "stop": done.stop,
+            "files": [[f.name, f.num_bytes, f.checksum] for f in done.files],
+            "rejected": done.rejected,
+            "warnings": done.warnings,
+        }
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            allow_pickle=False,
+            rows=done.rows,
+            about=np.frombuffer(json.dumps(about).encode("ascii"), np.uint8),
+        )
+        write_durably(self._record_path(number), buffer.getvalue())
+
+    def forget(self, number: int) -> None:
+        """Drop the record of shard `number` and all after it; they will be packed again."""
+        for path in sorted((self.folder / "done").iterdir()):
+            if path.stem >= f"{number:05d}":
+                path.unlink()
+
+    def _record_path(self, number: int) -> Path:
+        return self.folder / "done" / f"{number:05d}.npz"
+
+    def _read_record(self, number: int) -> Done | None:
+        path = self._record_path(number)
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as record:
+            about = json.loads(record["about"].tobytes())
+            rows = record["rows"]
+        done = Done(
+            about["start"],
+            about["stop"],
+            tuple(PackFile(*file) for file in about["files"]),
+            rows,
+            [Rejected(*reject) for reject in about["rejected"]],
+            [tuple(warning) for warning in about["warnings"]],
+        )
+        in_place = all(
+            (self.pack / file.name).is_file()
+            and (self.pack / file.name).stat().st_size == file.num_bytes
+            for file in done.files
+        )
+        return done if in_place else None
+
+    # Publishing
+
+    def publish(self, manifest: str) -> None:
+        """Write the manifest, the commit record, and give the pack its name."""
+        index = self.pack / "index"
+        for path in (*index.iterdir(), index, self.pack / REJECTED_NAME, self.pack):
+            sync(path)
+        write_durably(self.pack / MANIFEST_NAME, manifest.encode("ascii"))
+        old = self.out.with_name(self.out.name + ".old")
+        if old.exists():  # a killed run's; this one replaces what it held
+            shutil.rmtree(old)
+        if self.out.exists():
+            self.out.rename(old)
+        self.pack.rename(self.out)
+        sync(self.out.parent)
+        if old.exists():
+            shutil.rmtree(old)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the staging folder."""
+        shutil.rmtree(self.folder)
+        self.close()
+
+    def close(self) -> None:
+        """Let another process work here; what is finished stays."""
+        self._lock.close()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file by new content: after a crash it is the old one or the new one, whole."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's entries, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fingerprint(lines: Sequence[str]) -> str:
+    """The SHA-256, in hex, of a list of names."""
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(os.fsencode(line) + b"\0")
+    return digest.hexdigest()
+
+
+def _difference(before: bytes, plan: Mapping[str, Any]) -> str:
+    """How an earlier run's plan differs from `plan`, for a person."""
+    try:
+        old = json.loads(before)
+        changed = sorted(key for key in {*old, *plan} if old.get(key) != plan.get(key))
+    except (ValueError, TypeError):
+        return "this version cannot read"
+    if changed == ["listing"]:
+        return "packed another list of files (some were added, removed or renamed)"
+    shown = [
+        f"{key} {old.get(key)!r}, not {plan.get(key)!r}" for key in changed[:3] if key != "listing"
+    ]
+    return "has " + ", ".join(shown)
+
+
+def _cannot_write(error: OSError, path: Path) -> DestinationError:
+    return DestinationError(f"cannot be written: {error.strerror}", path=path)

@@ -1,0 +1,294 @@
+"""Prove that a pack is whole, and name all that is not. Damage is a finding, not an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from readers import formats
+from readers.checksum import checksum, content_digest, file_checksum
+from readers.decode import UndecodableError, decode
+from readers.errors import DamagedPack
+from readers.index import Column, Keys, map_columns
+from readers.manifest import Manifest, PackFile, Shard
+from readers.pack import Pack
+
+from .examine import examine_apart
+
+Progress = Callable[[int, int, int], None]  # steps done, bytes since, steps in all
+_DECODE_ROWS = 64  # samples a thread decodes between two looks at the progress bar
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: in which file of the pack, or with which sample."""
+
+    reason: str
+    path: str | None = None
+    index: int | None = None
+    key: str | None = None
+
+    def __str__(self) -> str:
+        sample = None if self.index is None else f"sample {self.index}, key {self.key!r}"
+        return ": ".join(filter(None, (self.path, sample, self.reason)))
+
+
+@dataclass
+class Report:
+    """What verify looked at and found. `num_bytes` counts the shards' files."""
+
+    path: str
+    checked: str
+    format: str | None = None
+    num_samples: int = 0
+    num_bytes: int = 0
+    content_digest: str | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+
+def verify(
+    path: Path,
+    *,
+    quick: bool = False,
+    decode_images: bool = False,
+    threads: int,
+    progress: Progress = lambda done, num_bytes, total: None,
+) -> Report:
+    """Check the pack at `path` to its end.
+
+    Always: the manifest's own checksum, every file's presence and size, and what the index
+    promises. Unless `quick`: every byte of every file against the manifest's checksums, every
+    sample's checksum through the format's own library, and the content digest. `decode_images`
+    also decodes every image and compares its size. Raises NotAPack when there is no pack.
+    """
+    report = Report(str(path), "structure" if quick else "images" if decode_images else "samples")
+    try:
+        manifest = Manifest.load(path)
+    except DamagedPack as error:
+        report.findings.append(Finding(error.reason, error.path))
+        return report
+    report.format, report.num_samples = manifest.format, manifest.num_samples
+    report.content_digest = manifest.content_digest
+    report.num_bytes = sum(f.num_bytes for shard in manifest.shards for f in shard.files)
+    _Check(path, manifest, report, threads, progress).run(quick, decode_images)
+    return report
+
+
+class _Check:
+    def __init__(
+        self, path: Path, manifest: Manifest, report: Report, threads: int, progress: Progress
+    ) -> None:
+        self._path = path
+        self._manifest = manifest
+        self._found = report.findings.append
+        self._threads = threads
+        self._progress = progress
+        self._columns: dict[str, Column] | None = None
+        self._keys: Keys | None = None
+
+    def run(self, quick: bool, decode_images: bool) -> None:
+        for file in self._manifest.files:
+            if self._file_is_there(file) and not quick:
+                self._file_is_same(file)
+        self._check_index(quick)
+        firsts = np.cumsum([0, *(shard.num_samples for shard in self._manifest.shards)]).tolist()
+        shards = list(zip(self._manifest.shards, firsts, strict=False))
+        if quick:
+            for shard in self._manifest.shards:
+                for file in shard.files:
+                    self._file_is_there(file)
+            return
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="verify") as pool:
+            intact = self._check_shards(pool, shards, decode_images)
+            if decode_images and self._columns is not None:
+                self._decode(
+                    pool, [pair for pair, whole in zip(shards, intact, strict=True) if whole]
+                )
+
+    # Files
+
+    def _file_is_there(self, file: PackFile) -> bool:
+        path = self._path / file.name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            self._found(Finding(f"cannot be read: {error.strerror}", file.name))
+            return False
+        if size != file.num_bytes:
+            self._found(Finding(f"has {size} bytes, not {file.num_bytes}", file.name))
+            return False
+        return True
+
+    def _file_is_same(self, file: PackFile) -> bool:
+        try:
+            same = file_checksum(self._path / file.name) == file.checksum
+            reason = "is not what was packed: its checksum differs"
+        except OSError as error:
+            same, reason = False, f"cannot be read: {error.strerror}"
+        if not same:
+            self._found(Finding(reason, file.name))
+        return same
+
+    # Index
+
+    def _check_index(self, quick: bool) -> None:
+        manifest = self._manifest
+        try:
+            columns = map_columns(self._path, manifest.num_samples, manifest.fields)
+        except DamagedPack as error:
+            self._found(Finding(error.reason, error.path))
+            return
+        broken = list(_broken_promises(manifest, columns))
+        for name, reason in broken:
+            self._found(Finding(reason, f"index/{name}.npy"))
+        if any(name in ("keys", "key_offset") for name, _ in broken):
+            return
+        self._columns = columns
+        self._keys = Keys(columns["key_offset"], columns["keys"], range(manifest.num_samples))
+        digest = content_digest(manifest.classes, manifest.splits, columns, manifest.fields)
+        if not quick and digest != manifest.content_digest:
+            self._found(Finding("the content digest of the index differs from the manifest's"))
+
+    # Shards
+
+    def _check_shards(
+        self, pool: ThreadPoolExecutor, shards: list[tuple[Shard, int]], decode_images: bool
+    ) -> list[bool]:
+        """Check every shard; returns which of them hold the very bytes that were packed."""
+        num_done, intact = 0, []
+        self._progress(0, 0, self._manifest.num_samples)
+        work = pool.map(lambda pair: self._check_shard(pair[0], pair[1], decode_images), shards)
+        for (shard, _), whole in zip(shards, work, strict=True):
+            num_done += shard.num_samples
+            num_bytes = sum(file.num_bytes for file in shard.files)
+            self._progress(num_done, num_bytes, self._manifest.num_samples)
+            intact.append(whole)
+        return intact
+
+    def _check_shard(self, shard: Shard, first: int, decode_images: bool) -> bool:
+        # The library, which may crash on damaged structures, is let loose in this process only
+        # on files that are what they were.
+        there = [self._file_is_there(file) for file in shard.files]
+        intact = all(there) and all(list(map(self._file_is_same, shard.files)))
+        if self._columns is None:
+            return False
+        if intact:
+            self._scan(shard, first)
+        elif all((self._path / file.name).exists() for file in shard.files):
+            for row, reason in examine_apart(self._path, shard.name, first, decode_images):
+                self._sample_found(row, reason)
+        else:
+            last = first + shard.num_samples - 1
+            self._found(Finding(f"samples {first} to {last} are lost", f"shards/{shard.name}"))
+        return intact
+
+    def _scan(self, shard: Shard, first: int) -> None:
+        """Compare every value that the library finds with the index."""
+        assert self._columns is not None
+        module = formats.load(self._manifest.format)
+        fields = self._manifest.fields
+        rows = slice(first, first + shard.num_samples)
+        expected = {f: self._columns[f"{f}.checksum"][rows].tobytes() for f in fields}
+        num_values = 0
+        try:
+            for position, name, value in module.scan(self._path / "shards", shard.name, fields):
+                num_values += 1
+                if position >= shard.num_samples:
+                    continue
+                if checksum(value) != expected[name][16 * position : 16 * position + 16]:
+                    self._sample_found(first + position, f"the checksum of its {name} differs")
+        except DamagedPack as error:
+            self._found(Finding(error.reason, f"shards/{shard.name}"))
+            return
+        if num_values != shard.num_samples * len(fields):
+            reason = f"holds {num_values} values, not {shard.num_samples * len(fields)}"
+            self._found(Finding(reason, f"shards/{shard.name}"))
+
+    def _sample_found(self, row: int, reason: str) -> None:
+        assert self._keys is not None
+        self._found(Finding(reason, index=row, key=self._keys[row]))
+
+    # Images
+
+    def _decode(self, pool: ThreadPoolExecutor, shards: list[tuple[Shard, int]]) -> None:
+        """Decode every image of the intact shards."""
+        pack = Pack(self._path, check=False)
+        batches = [
+            range(start, min(start + _DECODE_ROWS, first + shard.num_samples))
+            for shard, first in shards
+            for start in range(first, first + shard.num_samples, _DECODE_ROWS)
+        ]
+        work = pool.map(lambda rows: [(row, decode_problem(pack, row)) for row in rows], batches)
+        num_done = 0
+        for problems in work:
+            num_done += len(problems)
+            self._progress(num_done, 0, self._manifest.num_samples)
+            for row, problem in problems:
+                if problem is not None:
+                    self._sample_found(row, problem)
+
+
+def decode_problem(pack: Pack, row: int) -> str | None:
+    """Why the image of a row does not decode to the size the index states; None if it does."""
+    index = pack.index
+    try:
+        image = decode(pack.read(row), int(index["orientation"][row]))
+    except UndecodableError as error:
+        return f"the image cannot be decoded: {error}"
+    except DamagedPack as error:
+        return error.reason
+    stated = (int(index["height"][row]), int(index["width"][row]), 3)
+    if image.shape != stated:
+        return f"the image decodes to {image.shape}, the index states {stated}"
+    return None
+
+
+def _broken_promises(manifest: Manifest, columns: dict[str, Column]) -> Iterator[tuple[str, str]]:
+    """(column, what is wrong with it) for all that the format promises of the index."""
+    sizes = [shard.num_samples for shard in manifest.shards]
+    if sum(sizes) != manifest.num_samples:
+        yield "shard", f"the shards hold {sum(sizes)} samples, the manifest {manifest.num_samples}"
+        return
+    positions = np.concatenate([np.arange(size) for size in [*sizes, 0]])
+    if not np.array_equal(columns["shard"], np.repeat(np.arange(len(sizes)), sizes)):
+        yield "shard", "samples are not in the order of the shards"
+    if not np.array_equal(columns["position"], positions):
+        yield "position", "samples are not in the order of their shard"
+    for name in manifest.fields:
+        length, offset = columns[f"{name}.length"], columns[f"{name}.offset"]
+        before = np.cumsum(length) - length
+        starts = before[np.cumsum([0, *sizes])[:-1]] if len(length) else before
+        if not np.array_equal(offset, before - np.repeat(starts, sizes)):
+            yield f"{name}.offset", "offsets are not the sums of the lengths before"
+        if np.any(length <= 0):
+            yield f"{name}.length", f"sample {int(np.argmax(length <= 0))} has no bytes"
+    yield from _broken_ranges(manifest, columns)
+    bounds = columns["key_offset"]
+    if bounds[0] != 0 or bounds[-1] != len(columns["keys"]) or np.any(np.diff(bounds) <= 0):
+        yield "key_offset", "keys are empty or do not tile the column keys"
+    elif len(set(Keys(bounds, columns["keys"], range(len(bounds) - 1)))) != len(bounds) - 1:
+        yield "keys", "a key occurs twice"
+
+
+def _broken_ranges(manifest: Manifest, columns: dict[str, Column]) -> Iterator[tuple[str, str]]:
+    no_split = -1 if not manifest.splits else 0
+    for name, low, high in (
+        ("label", -1, len(manifest.classes) - 1),
+        ("split", no_split, len(manifest.splits) - 1),
+        ("width", 1, None),
+        ("height", 1, None),
+        ("orientation", 1, 8),
+    ):
+        column = columns[name]
+        wrong = (column < low) | (column > high) if high is not None else column < low
+        if np.any(wrong):
+            i = int(np.argmax(wrong))
+            yield name, f"sample {i} has {int(column[i])}"

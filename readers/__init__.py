@@ -1,0 +1,37 @@
+"""Read packs that `dspack convert` made.
+
+    import readers
+    pack = readers.open("imgs.lmdb", split="train")
+    sample = pack[0]    # .image: uint8 RGB (height, width, 3); .label: int; .key: str
+
+`readers.torch` has PyTorch datasets; it is imported on its own, and so is nothing else here that
+costs time: no torch, DALI, lmdb, h5py, cv2 or PIL until they are needed.
+"""
+
+from .errors import (
+    DamagedPack,
+    DamagedSample,
+    DestinationError,
+    DspackError,
+    MissingDependency,
+    NotAPack,
+    RejectsError,
+    SourceError,
+)
+from .pack import Pack, Sample, open
+from .version import __version__
+
+__all__ = [
+    "DamagedPack",
+    "DamagedSample",
+    "DestinationError",
+    "DspackError",
+    "MissingDependency",
+    "NotAPack",
+    "Pack",
+    "RejectsError",
+    "Sample",
+    "SourceError",
+    "__version__",
+    "open",
+]

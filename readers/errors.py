@@ -1,0 +1,97 @@
+"""Every error dspack raises, and the exit code the command line gives for it.
+
+Exit codes: 0 fine · 1 damage found · 2 wrong use of the command line · 3 packed, but with
+rejects · 4 rejects, and nothing published · 5 the source cannot be packed · 6 the destination
+cannot be written · 7 not a pack this version can read · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class DspackError(Exception):
+    """What went wrong, where, and what to do next, in one sentence.
+
+    `path` is the file or folder concerned, `index` and `key` name the sample, `advice` is the
+    next step. All of them survive pickling, so an error in a worker process arrives whole.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        index: int | None = None,
+        key: str | None = None,
+        advice: str | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path = None if path is None else os.fspath(path)
+        self.index = index
+        self.key = key
+        self.advice = advice
+
+    def __str__(self) -> str:
+        where = [] if self.path is None else [printable(self.path)]
+        if self.index is not None:
+            where.append(f"sample {self.index}")
+        if self.key is not None:
+            where.append(f"key {printable(self.key)!r}")
+        sentence = f"{', '.join(where)}: {self.reason}" if where else self.reason
+        return f"{sentence}; {self.advice}" if self.advice else sentence
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.reason, self.__dict__.copy())
+
+
+def _rebuild(cls: type[DspackError], reason: str, fields: dict[str, object]) -> DspackError:
+    error = cls(reason)
+    error.__dict__.update(fields)
+    return error
+
+
+def printable(name: str) -> str:
+    """`name` with the bytes that are not UTF-8 (surrogate escapes) shown as `\\xNN`."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+class DamagedPack(DspackError):
+    """A part of a pack is missing, cut, changed or contradicts another part."""
+
+
+class DamagedSample(DamagedPack):
+    """One sample's stored bytes are not the ones that were packed, or cannot be decoded."""
+
+
+class RejectsError(DspackError):
+    """Rejects were not allowed, or nothing but rejects was left; nothing was published."""
+
+    exit_code = 4
+
+
+class SourceError(DspackError):
+    """The source is missing, ambiguous, changed under the run, or cannot be read."""
+
+    exit_code = 5
+
+
+class DestinationError(DspackError):
+    """The destination exists, is full, is refused, or belongs to another run."""
+
+    exit_code = 6
+
+
+class NotAPack(DspackError):
+    """The path is not a pack, or one that this version cannot read."""
+
+    exit_code = 7
+
+
+class MissingDependency(DspackError, ImportError):
+    """A library that this part needs is not installed; the message names what to install."""
+
+    exit_code = 7

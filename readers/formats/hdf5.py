@@ -1,0 +1,191 @@
+"""HDF5 shards: NAME.h5, one file. For every field FIELD/bytes, all values one after another as
+contiguous 1-D uint8, and FIELD/offsets; for the plain h5py user also label, key/bytes, key/offsets.
+
+Contiguous data has one place in the file (H5Dget_offset), so values are streamed to it while the
+shard fills and a reader maps it, past the library's global lock and its trouble with forks.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DamagedPack, DestinationError
+from ..index import pack_keys
+
+_VALUES_START = 64 << 10  # the library's own structures fit before it; the rest lies behind
+_BUFFER_BYTES = 1 << 20  # one system call for many small values
+_SCAN_BYTES = 4 << 20
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.h5"
+
+
+class ShardWriter:
+    def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
+        self._path = _path(folder, name)
+        self._lengths: dict[str, list[int]] = {field: [] for field in fields}
+        with h5py.File(self._path, "w", libver="earliest"):
+            pass  # an empty HDF5 file; the values go where seal() will declare a dataset
+        # One field can be streamed to its final place; others wait in a file beside it.
+        self._files = {}
+        for i, field in enumerate(sorted(fields, key=lambda field: field != "image")):
+            path = self._path if i == 0 else self._spool_path(field)
+            file = path.open("r+b" if i == 0 else "w+b", buffering=_BUFFER_BYTES)
+            if i == 0:
+                file.seek(_VALUES_START)
+            self._files[field] = file
+
+    def _spool_path(self, field: str) -> Path:
+        return self._path.with_name(f"{self._path.name}.{field}")
+
+    def append(self, values: Mapping[str, Sequence[bytes]]) -> None:
+        for field, file in self._files.items():
+            file.writelines(values[field])
+            self._lengths[field].extend(map(len, values[field]))
+
+    def seal(self, labels: npt.NDArray[Any], keys: Sequence[str]) -> list[str]:
+        (streamed, *spooled) = self._files
+        key_offsets, key_bytes = pack_keys(keys)
+        num_bytes = sum(self._lengths[streamed])
+        with self._files[streamed] as file:
+            # Data this small are not aligned by the library, so they are handed to it instead.
+            small = None
+            if num_bytes < _VALUES_START:
+                file.seek(_VALUES_START)
+                small = file.read()
+                file.truncate(_VALUES_START)
+        try:
+            with h5py.File(
+                self._path,
+                "r+",
+                alignment_threshold=max(num_bytes, _VALUES_START),
+                alignment_interval=_VALUES_START,
+            ) as h5:
+                values = _create_contiguous(h5, f"{streamed}/bytes", num_bytes)
+                if small is not None:
+                    values[...] = np.frombuffer(small, np.uint8)
+                elif values.id.get_offset() != _VALUES_START:
+                    raise DestinationError("HDF5 placed the values elsewhere", path=self._path)
+                for field in spooled:
+                    self._copy_spooled(h5, field)
+                for field, lengths in self._lengths.items():
+                    offsets = np.zeros(len(lengths) + 1, "<i8")
+                    np.cumsum(lengths, out=offsets[1:])
+                    h5[f"{field}/offsets"] = offsets
+                h5["label"] = np.asarray(labels, "<i8")
+                h5["key/bytes"] = key_bytes
+                h5["key/offsets"] = key_offsets
+        except (OSError, RuntimeError, ValueError) as error:
+            raise DestinationError(f"HDF5 cannot write: {error}", path=self._path) from error
+        return [self._path.name]
+
+    def _copy_spooled(self, h5: h5py.File, field: str) -> None:
+        dataset = _create_contiguous(h5, f"{field}/bytes", sum(self._lengths[field]))
+        with self._files[field] as file:
+            file.seek(0)
+            start = 0
+            while block := file.read(_SCAN_BYTES):
+                dataset[start : start + len(block)] = np.frombuffer(block, np.uint8)
+                start += len(block)
+        self._spool_path(field).unlink()
+
+    def abort(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def _create_contiguous(h5: h5py.File, name: str, num_bytes: int) -> h5py.Dataset:
+    """A 1-D uint8 dataset whose space is allotted now and never filled."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    group, _, leaf = name.rpartition("/")
+    space = h5py.h5s.create_simple((num_bytes,))
+    parent = h5.require_group(group)
+    return h5py.Dataset(
+        h5py.h5d.create(parent.id, leaf.encode(), h5py.h5t.STD_U8LE, space, properties)
+    )
+
+
+def _open(path: Path) -> h5py.File:
+    try:
+        # locking=False: sealed data needs no lock, and network file systems refuse one.
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise DamagedPack(f"HDF5 cannot open the shard: {error}", path=path) from None
+
+
+class ShardReader:
+    def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
+        self._path = _path(folder, name)
+        with _open(self._path) as h5:
+            places = {field: self._place(h5, field) for field in fields}
+        with self._path.open("rb") as file:
+            whole = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        self._values = {
+            field: whole[start : start + size] for field, (start, size) in places.items()
+        }
+
+    def _place(self, h5: h5py.File, field: str) -> tuple[int, int]:
+        try:
+            dataset = h5[f"{field}/bytes"]
+            start = dataset.id.get_offset()
+            size = dataset.shape[0]
+        except (KeyError, OSError, RuntimeError, AttributeError, IndexError) as error:
+            raise DamagedPack(f"HDF5 cannot read {field}/bytes: {error}", path=self._path) from None
+        if start is None and size:
+            raise DamagedPack(f"{field}/bytes is not contiguous", path=self._path)
+        return start or 0, size
+
+    def view(self, field: str, position: int, offset: int, length: int) -> memoryview:
+        value = self._values[field][offset : offset + length]
+        if len(value) != length:
+            raise DamagedPack("the shard ends inside a value", path=self._path)
+        return value
+
+    def close(self) -> None:
+        self._values = {}
+
+
+def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:
+    path = _path(folder, name)
+    names = sorted(fields)
+    with _open(path) as h5:
+        try:
+            offsets = {field: h5[f"{field}/offsets"][...] for field in names}
+            for field in names:
+                bounds, size = offsets[field], h5[f"{field}/bytes"].shape[0]
+                whole = bounds[0] == 0 and bounds[-1] == size and bool(np.all(np.diff(bounds) >= 0))
+                if not whole or len(bounds) != len(offsets[names[0]]):
+                    raise DamagedPack(f"{field}/offsets do not tile {field}/bytes", path=path)
+            blocks = {field: _Blocks(h5[f"{field}/bytes"]) for field in names}
+            for position in range(len(offsets[names[0]]) - 1):
+                for field in names:
+                    start, stop = int(offsets[field][position]), int(offsets[field][position + 1])
+                    yield position, field, blocks[field].read(start, stop)
+        except (KeyError, OSError, RuntimeError, ValueError, IndexError, AttributeError) as error:
+            raise DamagedPack(f"HDF5 cannot read the shard: {error}", path=path) from None
+
+
+class _Blocks:
+    """Slices of a dataset, read in order through the library in blocks of some MiB."""
+
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        self._dataset = dataset
+        self._start = self._stop = 0
+        self._block = memoryview(b"")
+
+    def read(self, start: int, stop: int) -> memoryview:
+        if stop > self._stop:
+            self._start = start
+            self._stop = min(max(stop, start + _SCAN_BYTES), self._dataset.shape[0])
+            self._block = memoryview(self._dataset[start : self._stop])
+        return self._block[start - self._start : stop - self._start]

@@ -1,0 +1,115 @@
+"""memmap shards: for every field NAME.FIELD.npy, all values one after another as 1-D uint8, and
+NAME.FIELD.offsets.npy, int64, one more than there are samples: value i is
+values[offsets[i]:offsets[i+1]].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DamagedPack
+
+_HEADER_BYTES = 128  # what a .npy header of a 1-D uint8 array takes for any length below 2**63
+_BUFFER_BYTES = 1 << 20  # one system call for many small values
+
+
+def _values_path(folder: Path, name: str, field: str) -> Path:
+    return folder / f"{name}.{field}.npy"
+
+
+def _offsets_path(folder: Path, name: str, field: str) -> Path:
+    return folder / f"{name}.{field}.offsets.npy"
+
+
+def _header(num_bytes: int) -> bytes:
+    header = BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (num_bytes,)}
+    )
+    assert len(header.getvalue()) == _HEADER_BYTES
+    return header.getvalue()
+
+
+class ShardWriter:
+    # Plain write(): an array mapped for writing dies of SIGBUS when the disk is full.
+
+    def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
+        self._folder, self._name = folder, name
+        self._lengths: dict[str, list[int]] = {field: [] for field in fields}
+        self._files = {}
+        for field in fields:
+            file = _values_path(folder, name, field).open("wb", buffering=_BUFFER_BYTES)
+            file.write(bytes(_HEADER_BYTES))  # filled in by seal(), when the length is known
+            self._files[field] = file
+
+    def append(self, values: Mapping[str, Sequence[bytes]]) -> None:
+        for field, file in self._files.items():
+            file.writelines(values[field])
+            self._lengths[field].extend(map(len, values[field]))
+
+    def seal(self, labels: npt.NDArray[Any], keys: Sequence[str]) -> list[str]:
+        names = []
+        for field, file in self._files.items():
+            offsets = np.zeros(len(self._lengths[field]) + 1, "<i8")
+            np.cumsum(self._lengths[field], out=offsets[1:])
+            offsets_path = _offsets_path(self._folder, self._name, field)
+            np.save(offsets_path, offsets, allow_pickle=False)
+            file.seek(0)
+            file.write(_header(int(offsets[-1])))
+            file.close()
+            names += [_values_path(self._folder, self._name, field).name, offsets_path.name]
+        return names
+
+    def abort(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def _map(path: Path) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise DamagedPack(f"cannot be mapped: {error}", path=path) from None
+
+
+class ShardReader:
+    def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
+        self._paths = {field: _values_path(folder, name, field) for field in fields}
+        self._values = {field: _map(path).data for field, path in self._paths.items()}
+
+    def view(self, field: str, position: int, offset: int, length: int) -> memoryview:
+        value = self._values[field][offset : offset + length]
+        if len(value) != length:
+            raise DamagedPack("the shard ends inside a value", path=self._paths[field])
+        return value
+
+    def close(self) -> None:
+        self._values = {}
+
+
+def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:
+    names = sorted(fields)
+    values = {field: _map(_values_path(folder, name, field)) for field in names}
+    offsets = {field: _map(_offsets_path(folder, name, field)) for field in names}
+    for field in names:
+        bounds = offsets[field]
+        whole = (
+            len(bounds) > 0
+            and bounds[0] == 0
+            and bounds[-1] == len(values[field])
+            and bool(np.all(np.diff(bounds) >= 0))
+        )
+        if not whole or len(bounds) != len(offsets[names[0]]):
+            raise DamagedPack(
+                "the offsets do not tile the values", path=_offsets_path(folder, name, field)
+            )
+    for position in range(len(offsets[names[0]]) - 1):
+        for field in names:
+            start, stop = int(offsets[field][position]), int(offsets[field][position + 1])
+            yield position, field, values[field][start:stop].data

@@ -1,0 +1,129 @@
+"""manifest.json: the commit record of a pack. A folder without it is not a pack."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .checksum import canonical_json, checksum
+from .errors import DamagedPack, NotAPack
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+REJECTED_NAME = "rejected.jsonl"  # what was left out of a pack, and why
+MANIFEST_BYTES_MAX = 1 << 28  # a manifest of a million classes has 30 MB; more is not a manifest
+
+
+@dataclass(frozen=True)
+class PackFile:
+    """One file of a pack: its name below the pack's folder, size in bytes, xxh3-128 in hex."""
+
+    name: str
+    num_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard: its name (shared by its files), how many samples it holds, and its files."""
+
+    name: str
+    num_samples: int
+    files: tuple[PackFile, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a pack is. `files` are all but the shards' and the manifest itself; `made` says how it
+    was made, and nothing reads it but people."""
+
+    format: str
+    num_samples: int
+    fields: tuple[str, ...]
+    classes: tuple[str, ...]
+    splits: tuple[str, ...]
+    shards: tuple[Shard, ...]
+    files: tuple[PackFile, ...]
+    content_digest: str
+    num_rejected: int = 0
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The text of manifest.json, with a checksum of itself."""
+        body = {"dspack_format_version": FORMAT_VERSION, **asdict(self)}
+        return json.dumps({**body, "checksum": _self_checksum(body)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> Manifest:
+        """Parse and check manifest.json; `path` is for messages.
+
+        Raises NotAPack for another kind of file or a newer format, DamagedPack for a manifest
+        that does not match its own checksum.
+        """
+        try:
+            body = json.loads(text)
+            version = body.pop("dspack_format_version")
+            expected = body.pop("checksum")
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            raise DamagedPack("the manifest is not dspack's JSON", path=path) from None
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise NotAPack(
+                f"the pack has format version {version}, this dspack reads up to {FORMAT_VERSION}",
+                path=path,
+                advice="install a newer dspack",
+            )
+        if _self_checksum({"dspack_format_version": version, **body}) != expected:
+            raise DamagedPack("the manifest does not match its own checksum", path=path)
+        try:
+            return cls(
+                format=body["format"],
+                num_samples=body["num_samples"],
+                fields=tuple(body["fields"]),
+                classes=tuple(body["classes"]),
+                splits=tuple(body["splits"]),
+                shards=tuple(
+                    Shard(s["name"], s["num_samples"], _files(s["files"])) for s in body["shards"]
+                ),
+                files=_files(body["files"]),
+                content_digest=body["content_digest"],
+                num_rejected=body["num_rejected"],
+                made=body["made"],
+            )
+        except (KeyError, TypeError) as error:
+            raise DamagedPack(f"the manifest lacks {error}", path=path) from None
+
+    @classmethod
+    def load(cls, pack: Path) -> Manifest:
+        """Read the manifest of the pack in folder `pack`; raises NotAPack or DamagedPack."""
+        path = pack / MANIFEST_NAME
+        try:
+            if path.stat().st_size > MANIFEST_BYTES_MAX:
+                raise DamagedPack("the manifest is far too large", path=path)
+            text = path.read_text("ascii")
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotAPack(*_not_a_pack(pack), path=pack, advice=_advice(pack)) from None
+        except UnicodeDecodeError:
+            raise DamagedPack("the manifest is not dspack's JSON", path=path) from None
+        except OSError as error:
+            raise NotAPack(f"cannot be read: {error.strerror}", path=path) from None
+        return cls.from_json(text, path)
+
+
+def _self_checksum(body: dict[str, Any]) -> str:
+    return checksum(canonical_json(body)).hex()
+
+
+def _files(rows: list[dict[str, Any]]) -> tuple[PackFile, ...]:
+    return tuple(PackFile(row["name"], row["num_bytes"], row["checksum"]) for row in rows)
+
+
+def _not_a_pack(pack: Path) -> tuple[str]:
+    return ("not a pack: it has no manifest.json" if pack.exists() else "no such file or folder",)
+
+
+def _advice(pack: Path) -> str:
+    if pack.name.endswith(".partial"):
+        return "it is an unfinished run: type the same `dspack convert` again to finish it"
+    return "make a pack with `dspack convert`"
