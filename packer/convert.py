@@ -19,7 +19,7 @@ import numpy as np
 from readers.checksum import content_digest
 from readers.errors import DestinationError, RejectsError, SourceError
 from readers.index import Column, column_names, pack_keys, save_columns
-from readers.manifest import MANIFEST_NAME, REJECTED_NAME, Manifest, Shard
+from readers.manifest import MANIFEST_NAME, REJECTED_NAME, Field, Manifest, Shard
 from readers.version import __version__
 
 from . import layout
@@ -257,7 +257,7 @@ def _finish(
     manifest = Manifest(
         format=options.format,
         num_samples=len(columns["label"]),
-        fields=(FIELD,),
+        fields={FIELD: Field()},
         classes=tuple(plan.classes),
         splits=tuple(plan.splits),
         shards=tuple(

@@ -142,7 +142,7 @@ class _Check:
     def _check_index(self, quick: bool) -> None:
         manifest = self._manifest
         try:
-            columns = map_columns(self._path, manifest.num_samples, manifest.fields)
+            columns = map_columns(self._path, manifest.num_samples, list(manifest.fields))
         except DamagedPack as error:
             self._found(Finding(error.reason, error.path))
             return
@@ -153,7 +153,7 @@ class _Check:
             return
         self._columns = columns
         self._keys = Keys(columns["key_offset"], columns["keys"], range(manifest.num_samples))
-        digest = content_digest(manifest.classes, manifest.splits, columns, manifest.fields)
+        digest = content_digest(manifest.classes, manifest.splits, columns, list(manifest.fields))
         if not quick and digest != manifest.content_digest:
             self._found(Finding("the content digest of the index differs from the manifest's"))
 
@@ -194,7 +194,7 @@ class _Check:
         """Compare every value that the library finds with the index."""
         assert self._columns is not None
         module = formats.load(self._manifest.format)
-        fields = self._manifest.fields
+        fields = list(self._manifest.fields)
         rows = slice(first, first + shard.num_samples)
         expected = {f: self._columns[f"{f}.checksum"][rows].tobytes() for f in fields}
         num_values = 0

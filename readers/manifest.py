@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .checksum import canonical_json, checksum
 from .errors import DamagedPack, NotAPack
@@ -35,13 +35,25 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Field:
+    """How a field is stored: "encoded" (an image file), "bytes" (anything), or "array": every
+    value is the C-ordered bytes of an array of one `dtype` and `shape`."""
+
+    kind: str = "encoded"
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+
+    KINDS: ClassVar[tuple[str, ...]] = ("encoded", "bytes", "array")
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a pack is. `files` are all but the shards' and the manifest itself; `made` says how it
     was made, and nothing reads it but people."""
 
     format: str
     num_samples: int
-    fields: tuple[str, ...]
+    fields: dict[str, Field]
     classes: tuple[str, ...]
     splits: tuple[str, ...]
     shards: tuple[Shard, ...]
@@ -80,7 +92,7 @@ class Manifest:
             return cls(
                 format=body["format"],
                 num_samples=body["num_samples"],
-                fields=tuple(body["fields"]),
+                fields={name: _field(f, path) for name, f in body["fields"].items()},
                 classes=tuple(body["classes"]),
                 splits=tuple(body["splits"]),
                 shards=tuple(
@@ -91,7 +103,7 @@ class Manifest:
                 num_rejected=body["num_rejected"],
                 made=body["made"],
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise DamagedPack(f"the manifest lacks {error}", path=path) from None
 
     @classmethod
@@ -113,6 +125,17 @@ class Manifest:
 
 def _self_checksum(body: dict[str, Any]) -> str:
     return checksum(canonical_json(body)).hex()
+
+
+def _field(about: dict[str, Any], path: Path) -> Field:
+    if about["kind"] not in Field.KINDS:
+        raise NotAPack(
+            f"a field is stored as {about['kind']!r}, which this dspack does not know",
+            path=path,
+            advice="install a newer dspack",
+        )
+    shape = about["shape"]
+    return Field(about["kind"], about["dtype"], None if shape is None else tuple(shape))
 
 
 def _files(rows: list[dict[str, Any]]) -> tuple[PackFile, ...]:

@@ -56,7 +56,7 @@ class Pack:
         self.split = split
         self.check = check
         self.manifest = Manifest.load(self.path)
-        self.index = map_columns(self.path, self.manifest.num_samples, self.manifest.fields)
+        self.index = map_columns(self.path, self.manifest.num_samples, list(self.manifest.fields))
         self.rows = self._rows_of(split)
         self._readers: dict[int, formats.ShardReader] = {}
         self._generation = _fork_generation
@@ -154,6 +154,10 @@ class Pack:
         return value
 
     def _decode(self, row: int) -> npt.NDArray[np.uint8]:
+        stored = self.manifest.fields["image"]
+        if stored.kind == "array":
+            array = np.frombuffer(self._view(row, "image"), stored.dtype)
+            return array.reshape(stored.shape or ()).copy()
         from .decode import UndecodableError, decode  # costs an import of cv2
 
         try:
@@ -229,7 +233,7 @@ def _open_shard(pack: Path, manifest: Manifest, shard: Shard) -> formats.ShardRe
         if reader is None:
             check_files(pack, shard)
             reader = formats.load(manifest.format).ShardReader(
-                pack / "shards", shard.name, manifest.fields
+                pack / "shards", shard.name, list(manifest.fields)
             )
             _open_shards[key] = reader
         return reader

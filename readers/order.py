@@ -1,0 +1,136 @@
+"""Which samples make up which batch: a pure function of (seed, epoch, rank).
+
+Every rank sees the same order of the epoch and takes its own batches of it, so batch b of a rank
+is known without the ones before: that is all that resuming needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .augment import epoch_order, uniforms
+
+Rows = npt.NDArray[np.int64]
+Shuffle = Literal[True, False, "blocks"]
+
+# shuffle="blocks": a window of rows that is read from a few dozen places. 64 blocks of 1024
+# photographs are 7 GB, what a workstation's page cache holds.
+BLOCK_ROWS = 1024
+WINDOW_BLOCKS = 64
+
+
+class Picked(NamedTuple):
+    """One batch: `samples` are numbers within the dataset, `draws` name each sample's random
+    draws (the sample itself, or its place in the epoch where a sample may come twice)."""
+
+    samples: Rows
+    draws: Rows
+
+
+class Order:
+    """The batches of every epoch, for one rank."""
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: Shuffle = True,
+        drop_last: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+        subset: Sequence[int] | Rows | None = None,
+        weights: npt.ArrayLike | None = None,
+    ) -> None:
+        """`subset` restricts to these samples. `weights`, one for each sample (of the subset),
+        draws with replacement, as many as there are samples. With `drop_last` the samples that do
+        not fill a batch on every rank are left for another epoch; without it the last batches are
+        short, and at most world_size - 1 samples from the epoch's start pad them to equal length.
+        Raises ValueError for arguments that contradict each other.
+        """
+        if batch_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"batch_size {batch_size}, rank {rank} of {world_size}")
+        self._subset = None if subset is None else np.asarray(subset, np.int64)
+        self.num_samples = num_samples if self._subset is None else len(self._subset)
+        if self._subset is not None and len(self._subset):
+            low, high = int(self._subset.min()), int(self._subset.max())
+            if low < 0 or high >= num_samples:
+                raise ValueError(f"subset has {low} to {high}, there are {num_samples} samples")
+        self._cumulative = _cumulative(weights, self.num_samples)
+        self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
+        self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
+        self._cached: tuple[int, Rows] | None = None
+
+    def __len__(self) -> int:
+        """Batches in an epoch: the same on every rank."""
+        step = self.batch_size * self.world_size
+        return self.num_samples // step if self.drop_last else -(-self.num_samples // step)
+
+    def batch(self, epoch: int, number: int) -> Picked:
+        """Batch `number` of `epoch` for this rank."""
+        order = self._order(epoch)
+        start = number * self.batch_size * self.world_size
+        left = len(order) - start
+        size = self.batch_size
+        if left < size * self.world_size:  # the last one: split evenly, padded from the start
+            size = -(-left // self.world_size)
+        start += self.rank * size
+        places = np.arange(start, start + size) % len(order)
+        samples = order[places] if self._subset is None else self._subset[order[places]]
+        return Picked(samples, samples if self._cumulative is None else places)
+
+    def _order(self, epoch: int) -> Rows:
+        if self._cached is None or self._cached[0] != epoch:
+            self._cached = (epoch, self._make_order(epoch))
+        return self._cached[1]
+
+    def _make_order(self, epoch: int) -> Rows:
+        n = self.num_samples
+        if self._cumulative is not None:
+            draws = uniforms(self.seed, epoch, np.arange(n))
+            return np.searchsorted(self._cumulative, draws, side="right").clip(0, n - 1)
+        if self.shuffle == "blocks":
+            return _block_order(n, self.seed, epoch)
+        return epoch_order(n, self.seed, epoch) if self.shuffle else np.arange(n)
+
+
+def _cumulative(weights: npt.ArrayLike | None, num_samples: int) -> npt.NDArray[np.float64] | None:
+    if weights is None:
+        return None
+    w = np.asarray(weights, np.float64)
+    if w.shape != (num_samples,) or not np.all(np.isfinite(w)) or w.min() < 0 or w.sum() == 0:
+        raise ValueError(f"weights must be {num_samples} numbers, none negative, not all zero")
+    cumulative = np.cumsum(w)
+    normalised: npt.NDArray[np.float64] = cumulative / cumulative[-1]
+    return normalised
+
+
+def balanced_weights(labels: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Weights that draw every class equally often; unlabelled samples (-1) are never drawn."""
+    labels = np.asarray(labels)
+    counts = np.bincount(labels + 1)
+    counts[0] = 0
+    weights: npt.NDArray[np.float64] = np.where(
+        labels >= 0, 1 / np.maximum(counts, 1)[labels + 1], 0
+    )
+    return weights
+
+
+def _block_order(num_samples: int, seed: int, epoch: int) -> Rows:
+    """Blocks of consecutive rows in random order, and random order within each few of them.
+
+    Reads stay within WINDOW_BLOCKS blocks for a while, so a pack larger than memory is read from
+    disk once an epoch, in large pieces.
+    """
+    num_blocks = -(-num_samples // BLOCK_ROWS)
+    blocks = epoch_order(num_blocks, seed, epoch)
+    rows = (blocks[:, None] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).ravel()
+    rows = rows[rows < num_samples]
+    ranks = epoch_order(num_samples, seed + 1, epoch)  # a second shuffle, of places in the window
+    windows = np.arange(num_samples) // (BLOCK_ROWS * WINDOW_BLOCKS)
+    return rows[np.lexsort((ranks, windows))]

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from images import class_folder
+
+from packer.convert import Options, convert
+from readers import formats
+
+
+@pytest.fixture(params=formats.names())
+def format_name(request: pytest.FixtureRequest) -> str:
+    """Every storage format there is: a new file in readers/formats is tested without a word."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A class folder of a dozen small images; do not change it."""
+    return class_folder(tmp_path_factory.mktemp("source") / "imgs")
+
+
+@pytest.fixture(scope="session")
+def make_pack() -> Callable[..., Path]:
+    """make_pack(source, out, format_name, **options) -> out"""
+
+    def make(source: Path, out: Path, format_name: str, **options: object) -> Path:
+        convert(source, out, Options(format_name, **options), threads=2)  # type: ignore[arg-type]
+        return out
+
+    return make
+
+
+@pytest.fixture
+def pack_path(
+    source: Path, tmp_path: Path, format_name: str, make_pack: Callable[..., Path]
+) -> Path:
+    """A pack of `source` in every format, of several shards; the test may damage it."""
+    return make_pack(source, tmp_path / f"pack.{format_name}", format_name, shard_bytes=4000)

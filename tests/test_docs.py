@@ -1,0 +1,63 @@
+"""The documents' code is run, and what they name exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click import Command
+from images import class_folder
+
+from packer.cli import main
+from packer.convert import Options, convert
+from readers import formats
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """imgs.lmdb, imgs.hdf5 and imgs.memmap in the current folder, with splits."""
+    for split in ("train", "val"):
+        class_folder(tmp_path / "imgs" / split)
+    monkeypatch.chdir(tmp_path)
+    for name in formats.names():
+        convert(Path("imgs"), Path(f"imgs.{name}"), Options(name), threads=2)
+
+
+def python_blocks(document: str) -> list[str]:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text("utf-8"), re.DOTALL)
+    assert blocks, f"{document} has no Python in it"
+    return blocks
+
+
+@pytest.mark.parametrize("document", ["FORMAT.md", "README.md"])
+@pytest.mark.usefixtures("packs")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # snippets leave files to the interpreter
+def test_the_python_of_a_document_runs(document: str) -> None:
+    source = "\n".join(python_blocks(document))
+    if "torch" in source:
+        pytest.importorskip("torch")
+    exec(compile(source, document, "exec"), {"__name__": "__main__"})
+
+
+def test_every_command_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert isinstance(main, Command)
+    for name in main.commands:
+        assert f"dspack {name}" in readme
+
+
+def test_every_format_is_in_format_md() -> None:
+    text = (ROOT / "FORMAT.md").read_text("utf-8")
+    for name in formats.names():
+        assert f"`{name}`" in text
+
+
+def test_format_md_lists_every_column() -> None:
+    from readers.index import FIELD_COLUMNS, SAMPLE_COLUMNS
+
+    text = (ROOT / "FORMAT.md").read_text("utf-8")
+    for name in [*SAMPLE_COLUMNS, *(f"FIELD.{part}" for part in FIELD_COLUMNS)]:
+        assert f"`{name}`" in text
