@@ -288,7 +288,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
     rows = [
         ("samples", f"{summary['num_samples']}{resumed}" + (f" ({splits})" if splits else "")),
         ("classes", str(summary["num_classes"])),
-        ("size", f"{_size(summary['pack_bytes'])} in {summary['num_shards']} shards"),
+        ("size", f"{_size(summary['pack_bytes'])}, shards: {summary['num_shards']}"),
         ("rejects", str(num_rejected)),
         *_counted("  ", summary["rejected"]),
         *_counted("left out", summary["left_out"]),
@@ -311,7 +311,7 @@ def _print_description(about: dict[str, Any]) -> None:
     width, height = about["width"], about["height"]
     rows = [
         ("pack", about["path"]),
-        ("format", f"{about['format']}, {about['num_shards']} shards"),
+        ("format", f"{about['format']}, shards: {about['num_shards']}"),
         ("samples", f"{about['num_samples']}, fields {', '.join(about['fields'])}"),
         ("stored", _size(about["stored_bytes"])),
         ("splits", ", ".join(f"{name} {n}" for name, n in about["splits"].items())),

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from readers.checksum import content_digest
-from readers.errors import DestinationError, RejectsError, SourceError
+from readers.errors import DestinationError, DspackError, RejectsError, SourceError
 from readers.index import Column, column_names, pack_keys, save_columns
-from readers.manifest import MANIFEST_NAME, REJECTED_NAME, Field, Manifest, Shard
+from readers.manifest import REJECTED_NAME, Field, Manifest, Shard
 from readers.version import __version__
 
 from . import layout
@@ -31,6 +31,9 @@ from .staging import Done, Staging, fingerprint
 
 SHARD_BYTES = 512 << 20  # resuming repeats half a shard on average: seconds; and 300 shards of
 # ImageNet are few enough for every process to hold open
+_GO_ON_ADVICE = (
+    "what is packed so far is kept; make room if the disk is full, and run the same command again"
+)
 Progress = Callable[[int, int, int], None]  # files done, bytes read, files in all
 
 
@@ -88,25 +91,30 @@ def convert(
     Raises SourceError, DestinationError, RejectsError.
     """
     started = time.monotonic()
-    check_destination(out, overwrite=overwrite, force=force)
+    check_destination(out, source_path, overwrite=overwrite, force=force)
     source = open_source(source_path)
     listing = source.scan()
     plan = layout.plan(listing, source.root, options.layout, options.classes)
     staging = Staging(out, _plan_json(source, plan, options), overwrite=overwrite)
     try:
         done = _drop_changed(staging, staging.finished(), source, plan, threads)
+        staging.keep(done)
         num_resumed = sum(len(shard.rows) for shard in done)
         done += _pack_rest(staging, done, source, plan, options, threads, progress)
         rejected = _rejected(listing, plan, done)
         _refuse(staging, rejected, done, source, strict)
         manifest, index = _finish(staging, done, source, listing, plan, options, rejected)
+        check_destination(out, source_path, overwrite=overwrite, force=force)  # it may be new
         staging.publish(manifest.to_json())
     except OSError as error:
         raise DestinationError(
-            f"cannot be written: {error.strerror}",
+            f"cannot be written: {error.strerror or error}",
             path=staging.folder,
-            advice="what is packed so far is kept; make room and run the same command again",
+            advice=_GO_ON_ADVICE,
         ) from error
+    except DestinationError as error:
+        error.advice = error.advice or _GO_ON_ADVICE
+        raise
     finally:
         staging.close()
     return _summary(out, manifest, index, listing, plan, done, rejected, num_resumed, started)
@@ -114,24 +122,33 @@ def convert(
 
 def default_destination(source: Path, format_name: str) -> Path:
     """NAME.FORMAT in the current folder, or in ~/datasets when that is a Windows drive."""
-    name = f"{source.resolve().name}.{format_name}"
+    name = f"{Path(os.path.abspath(source)).name}.{format_name}"
     here = Path.cwd()
     return Path.home() / "datasets" / name if is_windows_mount(here) else Path(name)
 
 
-def check_destination(out: Path, *, overwrite: bool, force: bool) -> None:
+def check_destination(out: Path, source: Path, *, overwrite: bool, force: bool) -> None:
     """Raise DestinationError for a destination that must not be written."""
+    if out.name in ("", ".."):
+        raise DestinationError("is no name for a new pack", path=out, advice="add one")
     if is_windows_mount(out) and not force:
         raise DestinationError(
             "lies on a Windows drive, where reading a pack is slow and mapping it unsafe",
             path=out,
             advice="choose a folder in Linux's own file system, such as ~/datasets, or --force",
         )
+    real_out, real_source = os.path.realpath(out), os.path.realpath(source)
+    if os.path.commonpath([real_out, real_source]) == real_source != real_out:
+        raise DestinationError(
+            "lies inside the source, where it would be taken for a class",
+            path=out,
+            advice="choose another folder with -o",
+        )
     if not os.path.lexists(out):
         return
     if not overwrite:
         raise DestinationError("exists", path=out, advice="add --overwrite to replace it")
-    if not (out / MANIFEST_NAME).is_file() or out.is_symlink():
+    if out.is_symlink() or not _is_pack(out):
         raise DestinationError(
             "exists and is not a pack, so --overwrite does not touch it",
             path=out,
@@ -139,11 +156,19 @@ def check_destination(out: Path, *, overwrite: bool, force: bool) -> None:
         )
 
 
+def _is_pack(path: Path) -> bool:
+    try:
+        Manifest.load(path)
+    except DspackError:
+        return False
+    return True
+
+
 def open_source(path: Path) -> Source:
     """The source at `path`. Raises SourceError."""
-    if not path.exists():
+    if not os.path.exists(path):
         raise SourceError("no such file or folder", path=path)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise SourceError("not a folder", path=path, advice="unpack it first")
     return folder.Source(path)
 
@@ -169,7 +194,6 @@ def _drop_changed(
             entries, *stored = zip(*shard.stamps(), strict=True)
             now = pool.map(source.stamp, [plan.keys[entry] for entry in entries])
             if list(now) != list(zip(*stored, strict=True)):
-                staging.forget(number)
                 return done[:number]
     return done
 
@@ -261,7 +285,7 @@ def _finish(
         classes=tuple(plan.classes),
         splits=tuple(plan.splits),
         shards=tuple(
-            Shard(shard.files[0].name.removeprefix("shards/")[:5], len(shard.rows), shard.files)
+            Shard(_shard_name(shard.files[0].name), len(shard.rows), shard.files)
             for shard in filled
         ),
         files=tuple(pack_file(staging.pack, name) for name in names),
@@ -270,6 +294,10 @@ def _finish(
         made=_made(source, listing, options, done, rejected),
     )
     return manifest, columns
+
+
+def _shard_name(file_name: str) -> str:
+    return file_name.removeprefix("shards/").partition(".")[0]
 
 
 def _columns(filled: Sequence[Done], plan: layout.Plan) -> dict[str, Column]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +42,7 @@ def estimate(
 
     Raises what convert would raise before its first write.
     """
-    check_destination(out, overwrite=overwrite, force=force)
+    check_destination(out, source_path, overwrite=overwrite, force=force)
     source = open_source(source_path)
     listing = source.scan()
     plan = layout.plan(listing, source.root, options.layout, options.classes)
@@ -75,6 +76,6 @@ def estimate(
 
 def _existing_parent(path: Path) -> Path:
     path = path.absolute()
-    while not path.exists():
+    while not os.path.exists(path):
         path = path.parent
     return path

@@ -6,6 +6,7 @@ Sources: ITU-T T.81 annex B (JPEG markers), JFIF 1.02, Adobe TN 5116 (APP14), TI
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
 from struct import Struct
@@ -66,10 +67,7 @@ def check_pixels(data: bytes, image: Image) -> bytes:
     disagree on whether such a file is an image. Raises Reject.
     """
     if image.kind != "JPEG":
-        try:
-            decode(data)
-        except UndecodableError as error:
-            raise Reject("damaged image data", str(error)) from None
+        _decode_as_readers_do(data)
         return data
     if image.missing_end:
         data += JPEG_END
@@ -77,14 +75,24 @@ def check_pixels(data: bytes, image: Image) -> bytes:
     if warning is not None and image.stray:
         # libjpeg tells only its first warning: look whether there is another one behind it.
         warning = _decode_jpeg(_without(data, image.stray))
+        _decode_as_readers_do(data)
     if warning is None:
         return data
     if "extraneous bytes before marker 0xd" in warning and not image.missing_end:
         # Padding behind a whole scan (0xd9), or behind a whole restart interval (0xd0-0xd7).
         image.warnings += ("stray bytes in a JPEG",)
         return data
+    if "subsampling" in warning:
+        raise Reject("unsupported JPEG process", "unusual subsampling")
     missing = image.missing_end or "premature end" in warning.lower()
     raise Reject("image data missing" if missing else "damaged image data", warning)
+
+
+def _decode_as_readers_do(data: bytes) -> None:
+    try:
+        decode(data)
+    except UndecodableError as error:
+        raise Reject("damaged image data", str(error)) from None
 
 
 def _without(data: bytes, ranges: tuple[tuple[int, int], ...]) -> bytes:
@@ -189,7 +197,7 @@ def _inspect_jpeg(data: bytes) -> Image:
         elif marker == _APP2 and data[segment : segment + 4] == b"MPF\0":
             warnings.append("more than one picture in the file, the first is packed")
         elif marker == _APP14 and data[segment : segment + 5] == b"Adobe" and length >= 14:
-            adobe_transform = data[segment + 11]
+            adobe_transform = data[segment + 11] if segment + 11 < len(data) else None
         elif marker == _FILL:  # any number of 0xFF may come before a marker's code
             at = segment - 3
         elif marker == _EOI:
@@ -288,29 +296,35 @@ _COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey and alpha", 6: "RGB
 
 def _inspect_png(data: bytes) -> Image:
     chunks = _png_chunks(data)
-    header = chunks.get(b"IHDR", b"")
+    header = chunks.get(b"IHDR", [b""])[0]
     if len(header) != _IHDR.size or b"IDAT" not in chunks:
         raise Reject("damaged image data", "a PNG without its header or data")
     width, height, depth, colour, *_ = _IHDR.unpack(header)
     if not width or not height:
         raise Reject("damaged image data", f"a size of {width} x {height}")
+    if colour not in _COLOUR_TYPES or depth not in (1, 2, 4, 8, 16):
+        raise Reject("damaged image data", f"a PNG of colour type {colour} and {depth} bits")
     if depth > 8:
         raise Reject("not packed yet: more than 8 bits a channel", f"PNG of {depth} bits")
     if depth < 8 or colour not in (_GREY, _RGB):
-        name = _COLOUR_TYPES.get(colour, f"colour type {colour}")
-        raise Reject(f"not packed yet: PNG {name}" + (f", {depth} bits" if depth < 8 else ""))
+        bits = f", {depth} bits" if depth < 8 else ""
+        raise Reject(f"not packed yet: PNG {_COLOUR_TYPES[colour]}{bits}")
     if b"tRNS" in chunks:
         raise Reject("not packed yet: PNG with a transparent colour")
     if b"acTL" in chunks:
         raise Reject("not packed yet: animated PNG")
-    if _png_is_turned(chunks):
+    try:
+        turned = _png_orientation(chunks) != 1
+    except (ValueError, zlib.error):
+        return Image("PNG", width, height, warnings=("broken EXIF, taken as upright",))
+    if turned:
         raise Reject("not packed yet: PNG with an orientation")
     return Image("PNG", width, height)
 
 
-def _png_chunks(data: bytes) -> dict[bytes, bytes]:
-    """The chunks of a PNG by type (the last of each), their checksums compared; IDAT is empty."""
-    chunks: dict[bytes, bytes] = {}
+def _png_chunks(data: bytes) -> dict[bytes, list[bytes]]:
+    """The chunks of a PNG by type, their checksums compared; IDAT is empty."""
+    chunks: dict[bytes, list[bytes]] = {}
     at, size = len(PNG_MAGIC), len(data)
     while at + 12 <= size:
         length, kind = _CHUNK.unpack_from(data, at)
@@ -321,19 +335,39 @@ def _png_chunks(data: bytes) -> dict[bytes, bytes]:
             data[stop : stop + 4], "big"
         ):
             raise Reject("damaged image data", f"the checksum of PNG chunk {kind!r} is wrong")
-        chunks[kind] = b"" if kind == b"IDAT" else data[at + 8 : stop]
+        chunks.setdefault(kind, []).append(b"" if kind == b"IDAT" else data[at + 8 : stop])
         at = stop + 4
         if kind == b"IEND":
             return chunks
     raise Reject("image data missing", "the file ends before its IEND chunk")
 
 
-def _png_is_turned(chunks: dict[bytes, bytes]) -> bool:
-    """Whether the PNG says, in any of the places where tools put it, that it is not upright."""
-    if b"eXIf" in chunks:
-        try:
-            return exif_orientation(chunks[b"eXIf"]) != 1
-        except ValueError:
-            return False
-    texts = [chunks.get(kind, b"") for kind in (b"tEXt", b"zTXt", b"iTXt")]
-    return any(t.startswith((b"Raw profile type", b"XML:com.adobe.xmp")) for t in texts)
+_XMP_ORIENTATION = re.compile(rb"""tiff:Orientation(?:=["']|>)\s*([0-9])""")
+_TEXT_BYTES_MAX = 1 << 20  # of a compressed text; EXIF has 64 KiB at most
+
+
+def _png_orientation(chunks: dict[bytes, list[bytes]]) -> int:
+    """The orientation, 1 to 8, that a PNG states in any of the places where tools put it: an eXIf
+    chunk, EXIF in hex in a text (ImageMagick), XMP. Raises ValueError or zlib.error if broken."""
+    exif = chunks.get(b"eXIf", [])
+    xmp: list[bytes] = []
+    for kind in (b"tEXt", b"zTXt", b"iTXt"):
+        for chunk in chunks.get(kind, []):
+            keyword, _, text = chunk.partition(b"\0")
+            if kind == b"zTXt":
+                text = _inflate(text[1:])
+            elif kind == b"iTXt":  # two flags, a language and a translated keyword come first
+                is_compressed, text = text[:1] == b"\1", text[2:].split(b"\0", 2)[-1]
+                text = _inflate(text) if is_compressed else text
+            if keyword in (b"Raw profile type exif", b"Raw profile type APP1"):
+                # An empty line, a name and a length stand before the hex digits.
+                block = bytes.fromhex(b"".join(text.split(b"\n")[3:]).decode("ascii"))
+                exif = [*exif, block.removeprefix(b"Exif\0\0")]
+            elif keyword == b"XML:com.adobe.xmp":
+                xmp += _XMP_ORIENTATION.findall(text)
+    stated = [exif_orientation(block) for block in exif] + [int(digit) for digit in xmp]
+    return next((orientation for orientation in stated if 2 <= orientation <= 8), 1)
+
+
+def _inflate(data: bytes) -> bytes:
+    return zlib.decompressobj().decompress(data, _TEXT_BYTES_MAX)

@@ -4,6 +4,7 @@
     NAME.partial/plan.json       what is being packed and how; a run with another plan is refused
     NAME.partial/done/00000.npz  one a finished shard, written after the shard is on disk
     NAME.partial/pack/           becomes NAME by one rename
+    NAME.partial/old/            the pack that it replaces, for the moment between two renames
 
 At every instant NAME is absent, the old pack, or the new one. Guaranteed against kill -9 and a
 full disk, and against power loss as far as fsync is.
@@ -21,12 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from readers.checksum import canonical_json
-from readers.errors import DestinationError
+from readers.errors import DestinationError, printable
 from readers.manifest import MANIFEST_NAME, REJECTED_NAME, PackFile
 
 # Columns of a finished shard's record. `entry` is the sample's row in the plan; the source's size
@@ -87,16 +89,24 @@ class Staging:
         self.pack = self.folder / "pack"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._refuse_strangers()
             self._lock = (self.folder / "lock").open("a")
+        except OSError as error:
+            raise _cannot_write(error, self.folder) from None
+        try:
             self._acquire()
             self._adopt(plan, overwrite)
         except OSError as error:
+            self.close()
             raise _cannot_write(error, self.folder) from None
+        except BaseException:
+            self.close()
+            raise
 
     def _acquire(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise DestinationError(
                 "another dspack is writing this pack", path=self.out, advice="wait for it to end"
             ) from None
@@ -105,30 +115,30 @@ class Staging:
         path = self.folder / "plan.json"
         text = canonical_json(plan)
         before = path.read_bytes() if path.exists() else None
-        if before is None:
-            self._refuse_strangers()
-        elif before != text and not overwrite:
+        if before is not None and before != text and not overwrite:
             raise DestinationError(
                 f"an unfinished run is here that {_difference(before, plan)}",
                 path=self.folder,
                 advice="repeat that run's command to finish it, or add --overwrite to start anew",
             )
         if before != text:
-            for name in ("done", "pack"):
-                shutil.rmtree(self.folder / name, ignore_errors=True)
+            self._remove("done", "pack")
             write_durably(path, text)
         (self.folder / "done").mkdir(exist_ok=True)
         (self.pack / "shards").mkdir(parents=True, exist_ok=True)
 
     def _refuse_strangers(self) -> None:
-        """Raise unless the folder is empty but for what a run killed at its start leaves."""
-        for entry in self.folder.iterdir():
-            if entry.name not in ("lock", "plan.json.new"):
-                raise DestinationError(
-                    f"holds {entry.name}, and no dspack run",
-                    path=self.folder,
-                    advice="move it away",
-                )
+        """Raise, before the folder is touched, where it holds anything but a run's files."""
+        names = {path.name for path in self.folder.iterdir()}
+        ours = {"lock", "plan.json.new"}
+        if "plan.json" in names:  # the first file of a run to come, and the last one to go
+            ours |= {"plan.json", "done", "pack", "old"}
+        if strangers := sorted(names - ours):
+            raise DestinationError(
+                f"holds {printable(strangers[0])}, and no dspack run",
+                path=self.folder,
+                advice="move it away",
+            )
 
     # Finished shards
 
@@ -160,10 +170,19 @@ class Staging:
         )
         write_durably(self._record_path(number), buffer.getvalue())
 
-    def forget(self, number: int) -> None:
-        """Drop the record of shard `number` and all after it; they will be packed again."""
-        for path in sorted((self.folder / "done").iterdir()):
-            if path.stem >= f"{number:05d}":
+    def keep(self, done: Sequence[Done]) -> None:
+        """Remove the records and files of all shards but the first ones, `done`.
+
+        The others will be packed again; a record must not outlive its shard's files, nor a file
+        of an unfinished shard get into the pack.
+        """
+        records = {self._record_path(number).name for number in range(len(done))}
+        files = {file.name for shard in done for file in shard.files}
+        for path in (self.folder / "done").iterdir():
+            if path.name not in records:
+                path.unlink()
+        for path in (self.pack / "shards").iterdir():
+            if f"shards/{path.name}" not in files:
                 path.unlink()
 
     def _record_path(self, number: int) -> Path:
@@ -173,9 +192,12 @@ class Staging:
         path = self._record_path(number)
         if not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as record:
-            about = json.loads(record["about"].tobytes())
-            rows = record["rows"]
+        try:
+            with np.load(path, allow_pickle=False) as record:
+                about = json.loads(record["about"].tobytes())
+                rows = record["rows"]
+        except (ValueError, KeyError, EOFError, BadZipFile):  # not by us, nor by a crash
+            return None
         done = Done(
             about["start"],
             about["stop"],
@@ -199,21 +221,23 @@ class Staging:
         for path in (*index.iterdir(), index, self.pack / REJECTED_NAME, self.pack):
             sync(path)
         write_durably(self.pack / MANIFEST_NAME, manifest.encode("ascii"))
-        old = self.out.with_name(self.out.name + ".old")
-        if old.exists():  # a killed run's; this one replaces what it held
-            shutil.rmtree(old)
         if self.out.exists():
-            self.out.rename(old)
+            self._remove("old")  # a killed run's; this one replaces what it held
+            self.out.rename(self.folder / "old")
         self.pack.rename(self.out)
         sync(self.out.parent)
-        if old.exists():
-            shutil.rmtree(old)
         self.discard()
 
     def discard(self) -> None:
-        """Remove the staging folder."""
+        """Remove the staging folder, plan.json after all that it stands for."""
+        self._remove("old", "done", "pack")
         shutil.rmtree(self.folder)
         self.close()
+
+    def _remove(self, *names: str) -> None:
+        for name in names:
+            if (self.folder / name).exists():
+                shutil.rmtree(self.folder / name)
 
     def close(self) -> None:
         """Let another process work here; what is finished stays."""
@@ -264,4 +288,4 @@ def _difference(before: bytes, plan: Mapping[str, Any]) -> str:
 
 
 def _cannot_write(error: OSError, path: Path) -> DestinationError:
-    return DestinationError(f"cannot be written: {error.strerror}", path=path)
+    return DestinationError(f"cannot be written: {error.strerror or error}", path=path)

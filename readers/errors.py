@@ -14,7 +14,7 @@ class DspackError(Exception):
     """What went wrong, where, and what to do next, in one sentence.
 
     `path` is the file or folder concerned, `index` and `key` name the sample, `advice` is the
-    next step. All of them survive pickling, so an error in a worker process arrives whole.
+    next step. All of them survive pickling; torch's DataLoader keeps only the sentence.
     """
 
     exit_code = 1

@@ -89,7 +89,7 @@ def map_column(pack: Path, name: str) -> Column:
         column = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except FileNotFoundError:
         raise DamagedPack("the column is missing", path=path) from None
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
+    except Exception as error:  # a damaged header makes np.load raise almost anything
         raise DamagedPack(f"the column cannot be mapped: {error}", path=path) from None
     if column.dtype != column_dtype(name) or not column.flags.c_contiguous:
         raise DamagedPack(f"the column is {column.dtype}, not {column_dtype(name)}", path=path)

@@ -25,10 +25,12 @@ WINDOW_BLOCKS = 64
 
 class Picked(NamedTuple):
     """One batch: `samples` are numbers within the dataset, `draws` name each sample's random
-    draws (the sample itself, or its place in the epoch where a sample may come twice)."""
+    draws (the sample itself, or its place in the epoch where a sample may come twice), `places` are
+    places in the epoch's order."""
 
     samples: Rows
     draws: Rows
+    places: Rows
 
 
 class Order:
@@ -73,16 +75,23 @@ class Order:
 
     def batch(self, epoch: int, number: int) -> Picked:
         """Batch `number` of `epoch` for this rank."""
-        order = self._order(epoch)
         start = number * self.batch_size * self.world_size
-        left = len(order) - start
+        left = self.num_samples - start
         size = self.batch_size
         if left < size * self.world_size:  # the last one: split evenly, padded from the start
             size = -(-left // self.world_size)
         start += self.rank * size
-        places = np.arange(start, start + size) % len(order)
+        return self._pick(epoch, np.arange(start, start + size))
+
+    def at(self, epoch: int, place: int) -> Picked:
+        """The sample at one place of an epoch's order, which begins anew behind its end."""
+        return self._pick(epoch, np.array([place]))
+
+    def _pick(self, epoch: int, places: Rows) -> Picked:
+        order = self._order(epoch)
+        places = places % len(order)
         samples = order[places] if self._subset is None else self._subset[order[places]]
-        return Picked(samples, samples if self._cumulative is None else places)
+        return Picked(samples, samples if self._cumulative is None else places, places)
 
     def _order(self, epoch: int) -> Rows:
         if self._cached is None or self._cached[0] != epoch:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,10 @@ from .index import Column, Keys, map_columns
 from .manifest import Manifest, Shard
 
 _shards_lock = threading.Lock()
-_open_shards: weakref.WeakValueDictionary[tuple[str, str], formats.ShardReader] = (
+_open_shards: weakref.WeakValueDictionary[object, formats.ShardReader] = (
     weakref.WeakValueDictionary()
 )
-_fork_generation = 0
+_packs: weakref.WeakSet[Pack] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,17 @@ class Sample:
     image: npt.NDArray[np.uint8] = field(repr=False)
     label: int
     key: str
+
+
+class Stored(NamedTuple):
+    """Where one stored value lies, and the checksum it must have."""
+
+    row: int
+    shard: int
+    position: int
+    offset: int
+    length: int
+    checksum: bytes
 
 
 class Pack:
@@ -59,7 +70,7 @@ class Pack:
         self.index = map_columns(self.path, self.manifest.num_samples, list(self.manifest.fields))
         self.rows = self._rows_of(split)
         self._readers: dict[int, formats.ShardReader] = {}
-        self._generation = _fork_generation
+        _packs.add(self)
 
     def _rows_of(self, split: str | None) -> range | Column:
         """The rows of the index that belong to `split`, as a range where they lie together."""
@@ -122,7 +133,9 @@ class Pack:
 
     def _column(self, name: str) -> Column:
         rows = self.rows
-        return self.index[name][slice(rows.start, rows.stop) if isinstance(rows, range) else rows]
+        column = self.index[name][slice(rows.start, rows.stop) if isinstance(rows, range) else rows]
+        column.flags.writeable = False  # a selection of scattered rows is a copy
+        return column
 
     def _row(self, i: SupportsIndex) -> int:
         try:
@@ -135,37 +148,70 @@ class Pack:
     def _key(self, row: int) -> str:
         return Keys(self.index["key_offset"], self.index["keys"], range(row, row + 1))[0]
 
-    def _view(self, row: int, field: str) -> memoryview:
-        """One stored value without a copy; valid while the pack is open."""
+    # For whole batches: the index is read once for all their samples.
+
+    def rows_at(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows of the index that belong to samples, given by number."""
+        rows = self.rows
+        return samples + rows.start if isinstance(rows, range) else rows[samples]
+
+    def stored(self, rows: npt.NDArray[np.int64], field: str = "image") -> list[Stored]:
+        """Where the values of a field lie for some rows."""
         index = self.index
+        checksums = index[f"{field}.checksum"][rows].tobytes()
+        columns = (
+            rows,
+            index["shard"][rows],
+            index["position"][rows],
+            index[f"{field}.offset"][rows],
+            index[f"{field}.length"][rows],
+        )
+        places = zip(*(column.tolist() for column in columns), strict=True)
+        return [
+            Stored(row, shard, position, offset, length, checksums[16 * i : 16 * i + 16])
+            for i, (row, shard, position, offset, length) in enumerate(places)
+        ]
+
+    def value(self, stored: Stored, field: str = "image") -> memoryview:
+        """One stored value without a copy; valid while the pack is open. Raises DamagedSample."""
+        row, shard, position, offset, length, expected = stored
         try:
-            length = int(index[f"{field}.length"][row])
-        except KeyError:
-            known = ", ".join(self.manifest.fields)
-            raise DspackError(f"no field {field!r}; it has {known}", path=self.path) from None
-        try:
-            value = self._reader(int(index["shard"][row])).view(
-                field, int(index["position"][row]), int(index[f"{field}.offset"][row]), length
-            )
-            if self.check and checksum(value) != index[f"{field}.checksum"][row].tobytes():
+            value = self._reader(shard).view(field, position, offset, length)
+            if self.check and checksum(value) != expected:
                 raise DamagedPack("the stored bytes do not match their checksum")
         except DamagedPack as error:
-            raise self._damaged(row, error.reason) from error
+            raise self.damaged(row, error.reason) from error
         return value
+
+    def announce(self, stored: Stored, field: str = "image") -> None:
+        """Tell the kernel that a value will be read soon."""
+        self._reader(stored.shard).announce(field, stored.offset, stored.length)
+
+    def segments(self, row: int) -> Column | None:
+        """The segment offsets of a seekable JPEG (see readers.seekable); None where it is not."""
+        return None
+
+    def _view(self, row: int, field: str) -> memoryview:
+        if field not in self.manifest.fields:
+            known = ", ".join(self.manifest.fields)
+            raise DspackError(f"no field {field!r}; it has {known}", path=self.path)
+        return self.value(self.stored(np.array([row]), field)[0], field)
 
     def _decode(self, row: int) -> npt.NDArray[np.uint8]:
         stored = self.manifest.fields["image"]
         if stored.kind == "array":
             array = np.frombuffer(self._view(row, "image"), stored.dtype)
-            return array.reshape(stored.shape or ()).copy()
+            pixels: npt.NDArray[np.uint8] = array.reshape(stored.shape or ()).copy()
+            return pixels
         from .decode import UndecodableError, decode  # costs an import of cv2
 
         try:
             return decode(self._view(row, "image"), int(self.index["orientation"][row]))
         except UndecodableError as error:
-            raise self._damaged(row, f"the image cannot be decoded: {error}") from None
+            raise self.damaged(row, f"the image cannot be decoded: {error}") from None
 
-    def _damaged(self, row: int, reason: str) -> DamagedSample:
+    def damaged(self, row: int, reason: str) -> DamagedSample:
+        """The error that names a row's sample."""
         return DamagedSample(
             reason,
             path=self.path,
@@ -175,10 +221,10 @@ class Pack:
         )
 
     def _reader(self, shard: int) -> formats.ShardReader:
-        if self._generation != _fork_generation:
-            self._readers, self._generation = {}, _fork_generation
         reader = self._readers.get(shard)
         if reader is None:
+            if not 0 <= shard < len(self.manifest.shards):
+                raise DamagedPack(f"the index places it in shard {shard}, which does not exist")
             reader = self._readers[shard] = _open_shard(
                 self.path, self.manifest, self.manifest.shards[shard]
             )
@@ -210,28 +256,31 @@ def open(path: str | os.PathLike[str], split: str | None = None, *, check: bool 
     return Pack(path, split, check=check)
 
 
-def check_files(pack: Path, shard: Shard) -> None:
+def check_files(pack: Path, shard: Shard) -> tuple[tuple[int, int], ...]:
     """Raise DamagedPack unless the shard's files are there with their sizes.
 
     A mapped file that is shorter than it should be kills the process that reads past its end.
+    Returns (device, inode) of every file, which tell it from another under the same name.
     """
+    identity = []
     for file in shard.files:
         path = pack / file.name
         try:
-            size = path.stat().st_size
+            status = path.stat()
         except OSError as error:
             raise DamagedPack(f"cannot be read: {error.strerror}", path=path) from None
-        if size != file.num_bytes:
-            raise DamagedPack(f"has {size} bytes, not {file.num_bytes}", path=path)
+        if status.st_size != file.num_bytes:
+            raise DamagedPack(f"has {status.st_size} bytes, not {file.num_bytes}", path=path)
+        identity.append((status.st_dev, status.st_ino))
+    return tuple(identity)
 
 
 def _open_shard(pack: Path, manifest: Manifest, shard: Shard) -> formats.ShardReader:
-    """The process's one reader of a shard: LMDB must not open a file twice."""
-    key = (os.path.realpath(pack), shard.name)
+    """The process's one reader of a shard, which the packs of its splits share."""
+    key = (check_files(pack, shard), tuple(manifest.fields))
     with _shards_lock:
         reader = _open_shards.get(key)
         if reader is None:
-            check_files(pack, shard)
             reader = formats.load(manifest.format).ShardReader(
                 pack / "shards", shard.name, list(manifest.fields)
             )
@@ -242,9 +291,10 @@ def _open_shard(pack: Path, manifest: Manifest, shard: Shard) -> formats.ShardRe
 def _forget_shards_after_fork() -> None:
     # A fork inherits LMDB's environments, but must not use them; and LMDB refuses to open a
     # file that the process still holds open, so they are closed here.
-    global _fork_generation, _shards_lock
+    global _shards_lock
     _shards_lock = threading.Lock()  # another thread of the parent may have held the old one
-    _fork_generation += 1
+    for pack in list(_packs):
+        pack.close()
     for reader in list(_open_shards.values()):
         reader.close()
     _open_shards.clear()

@@ -19,6 +19,8 @@ module of this folder to:
         def view(self, field: str, position: int, offset: int, length: int) -> memoryview
             The stored bytes of one value, without a copy, valid until close(). Called from
             many threads. `offset` and `length` are the index's. Raises DamagedPack.
+        def announce(self, field: str, offset: int, length: int) -> None
+            The value will be read soon: let the kernel fetch it. May do nothing.
         def close(self) -> None
             Let go of the files; called in the child of a fork, too.
 
@@ -54,6 +56,7 @@ class ShardWriter(Protocol):
 class ShardReader(Protocol):
     def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None: ...
     def view(self, field: str, position: int, offset: int, length: int) -> memoryview: ...
+    def announce(self, field: str, offset: int, length: int) -> None: ...
     def close(self) -> None: ...
 
 

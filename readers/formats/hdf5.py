@@ -7,7 +7,6 @@ shard fills and a reader maps it, past the library's global lock and its trouble
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from ..errors import DamagedPack, DestinationError
 from ..index import pack_keys
+from ..mapped import MappedValues
 
 _VALUES_START = 64 << 10  # the library's own structures fit before it; the rest lies behind
 _BUFFER_BYTES = 1 << 20  # one system call for many small values
@@ -125,34 +125,31 @@ def _open(path: Path) -> h5py.File:
 
 class ShardReader:
     def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
-        self._path = _path(folder, name)
-        with _open(self._path) as h5:
-            places = {field: self._place(h5, field) for field in fields}
-        with self._path.open("rb") as file:
-            whole = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-        self._values = {
-            field: whole[start : start + size] for field, (start, size) in places.items()
-        }
-
-    def _place(self, h5: h5py.File, field: str) -> tuple[int, int]:
-        try:
-            dataset = h5[f"{field}/bytes"]
-            start = dataset.id.get_offset()
-            size = dataset.shape[0]
-        except (KeyError, OSError, RuntimeError, AttributeError, IndexError) as error:
-            raise DamagedPack(f"HDF5 cannot read {field}/bytes: {error}", path=self._path) from None
-        if start is None and size:
-            raise DamagedPack(f"{field}/bytes is not contiguous", path=self._path)
-        return start or 0, size
+        path = _path(folder, name)
+        with _open(path) as h5:
+            places = {field: _place(h5, field, path) for field in fields}
+        self._values = {field: MappedValues(path, *place) for field, place in places.items()}
 
     def view(self, field: str, position: int, offset: int, length: int) -> memoryview:
-        value = self._values[field][offset : offset + length]
-        if len(value) != length:
-            raise DamagedPack("the shard ends inside a value", path=self._path)
-        return value
+        return self._values[field].view(offset, length)
+
+    def announce(self, field: str, offset: int, length: int) -> None:
+        self._values[field].announce(offset, length)
 
     def close(self) -> None:
         self._values = {}
+
+
+def _place(h5: h5py.File, field: str, path: Path) -> tuple[int, int]:
+    """Where in the file a field's values begin, and how many bytes they have."""
+    try:
+        dataset = h5[f"{field}/bytes"]
+        start, num_bytes = dataset.id.get_offset(), dataset.shape[0]
+    except (KeyError, OSError, RuntimeError, AttributeError, IndexError) as error:
+        raise DamagedPack(f"HDF5 cannot read {field}/bytes: {error}", path=path) from None
+    if start is None:
+        raise DamagedPack(f"{field}/bytes is not contiguous", path=path)
+    return start, num_bytes
 
 
 def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:

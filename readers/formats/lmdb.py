@@ -6,7 +6,10 @@ sorted keys; a map must be opened once a process (lmdb.h, py-lmdb 3).
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ _PAGE_BYTES = 4096
 # so the same input makes the same file.
 _COMMIT_BYTES = 32 << 20
 _COMMIT_VALUES = 4096
+_CLOSING_SECONDS = 5
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -105,14 +109,54 @@ class ShardWriter:
         return DestinationError(f"LMDB cannot write: {error}", path=self._path)
 
 
-def _open(path: Path) -> Any:
+class _Environment:
+    """An open file, which all its readers in this process share; the last one closes it."""
+
+    def __init__(self, path: Path) -> None:
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        while True:
+            try:
+                # lock=False: sealed data needs no reader table, and a read-only mount has none.
+                self.lmdb = lmdb.open(
+                    str(path), subdir=False, readonly=True, lock=False, create=False, max_dbs=0
+                )
+                return
+            except lmdb.Error as error:
+                # The last reader is gone, but its thread has not come to closing the file.
+                if "already open" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.001)
+
+
+_opening = threading.Lock()
+_environments: weakref.WeakValueDictionary[tuple[int, int], _Environment] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _open(path: Path) -> _Environment:
     try:
-        # lock=False: sealed data needs no reader table, and a read-only mount could not hold one.
-        return lmdb.open(
-            str(path), subdir=False, readonly=True, lock=False, create=False, max_dbs=0
-        )
-    except lmdb.Error as error:
+        status = path.stat()
+        identity = (status.st_dev, status.st_ino)  # one file may have several names
+        with _opening:
+            environment = _environments.get(identity)
+            if environment is None:
+                environment = _environments[identity] = _Environment(path)
+            return environment
+    except (OSError, lmdb.Error) as error:
         raise DamagedPack(f"LMDB cannot open the shard: {error}", path=path) from None
+
+
+def _close_after_fork() -> None:
+    # A child must not use what it inherited, and LMDB refuses to open a file still held open.
+    global _opening
+    _opening = threading.Lock()  # another thread of the parent may have held the old one
+    for environment in list(_environments.values()):
+        environment.lmdb.close()
+    _environments.clear()
+
+
+os.register_at_fork(after_in_child=_close_after_fork)
 
 
 class ShardReader:
@@ -126,7 +170,7 @@ class ShardReader:
             try:
                 transaction = self._local.transaction
             except AttributeError:
-                transaction = self._environment.begin(buffers=True)
+                transaction = self._environment.lmdb.begin(buffers=True)
                 self._local.transaction = transaction
             value = transaction.get(_key(position, field))
         except lmdb.Error as error:
@@ -139,8 +183,11 @@ class ShardReader:
             )
         return memoryview(value)
 
+    def announce(self, field: str, offset: int, length: int) -> None:
+        pass  # LMDB alone knows where a value lies
+
     def close(self) -> None:
-        self._environment.close()
+        del self._local, self._environment
 
 
 def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:
@@ -148,7 +195,7 @@ def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, 
     names = sorted(fields)
     environment = _open(path)
     try:
-        with environment.begin(buffers=True) as transaction, transaction.cursor() as cursor:
+        with environment.lmdb.begin(buffers=True) as transaction, transaction.cursor() as cursor:
             for i, (key, value) in enumerate(cursor):
                 position, field = i // len(names), names[i % len(names)]
                 if key != _key(position, field):
@@ -160,5 +207,3 @@ def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, 
                 yield position, field, memoryview(value)
     except lmdb.Error as error:
         raise DamagedPack(f"LMDB cannot read: {error}", path=path) from None
-    finally:
-        environment.close()

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedPack
+from ..mapped import MappedValues
 
 _HEADER_BYTES = 128  # what a .npy header of a 1-D uint8 array takes for any length below 2**63
 _BUFFER_BYTES = 1 << 20  # one system call for many small values
@@ -71,32 +72,47 @@ class ShardWriter:
             file.close()
 
 
-def _map(path: Path) -> npt.NDArray[Any]:
+def _map(path: Path, dtype: str) -> npt.NDArray[Any]:
     try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except Exception as error:  # a damaged header makes np.load raise almost anything
         raise DamagedPack(f"cannot be mapped: {error}", path=path) from None
+    if array.dtype != dtype or array.ndim != 1:
+        raise DamagedPack(f"is {array.ndim}-D {array.dtype}, not 1-D {dtype}", path=path)
+    return array
 
 
 class ShardReader:
     def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
-        self._paths = {field: _values_path(folder, name, field) for field in fields}
-        self._values = {field: _map(path).data for field, path in self._paths.items()}
+        self._values = {field: _map_values(_values_path(folder, name, field)) for field in fields}
 
     def view(self, field: str, position: int, offset: int, length: int) -> memoryview:
-        value = self._values[field][offset : offset + length]
-        if len(value) != length:
-            raise DamagedPack("the shard ends inside a value", path=self._paths[field])
-        return value
+        return self._values[field].view(offset, length)
+
+    def announce(self, field: str, offset: int, length: int) -> None:
+        self._values[field].announce(offset, length)
 
     def close(self) -> None:
         self._values = {}
 
 
+def _map_values(path: Path) -> MappedValues:
+    try:
+        with path.open("rb") as file:
+            np.lib.format.read_magic(file)
+            (num_bytes,), _, dtype = np.lib.format.read_array_header_1_0(file)
+            start = file.tell()
+    except Exception as error:  # a damaged header makes NumPy raise almost anything
+        raise DamagedPack(f"not the .npy file of a shard: {error}", path=path) from None
+    if dtype != np.uint8:
+        raise DamagedPack(f"has {dtype}, not uint8", path=path)
+    return MappedValues(path, start, num_bytes)
+
+
 def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:
     names = sorted(fields)
-    values = {field: _map(_values_path(folder, name, field)) for field in names}
-    offsets = {field: _map(_offsets_path(folder, name, field)) for field in names}
+    values = {field: _map(_values_path(folder, name, field), "|u1") for field in names}
+    offsets = {field: _map(_offsets_path(folder, name, field), "<i8") for field in names}
     for field in names:
         bounds = offsets[field]
         whole = (
