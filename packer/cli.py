@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shlex
 import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +21,10 @@ from readers.errors import DspackError, printable
 from readers.version import __version__
 
 from .layout import LAYOUTS
+from .pixel_arguments import pixel_options
+from .pixels import PixelOptions
 from .progress import ProgressBar
+from .sources import KINDS
 
 EXIT_DAMAGE, EXIT_REJECTS, EXIT_INTERRUPTED = 1, 3, 130
 _LISTED = 20  # lines of findings or rejects on a terminal; --json and rejected.jsonl have all
@@ -46,10 +52,47 @@ class ByteSize(click.ParamType[int]):
         return num_bytes
 
 
+class Regex(click.ParamType[str]):
+    """A regular expression that compiles."""
+
+    name = "regex"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            self.fail(f"{value!r} is not a regular expression: {error}", param, ctx)
+        return str(value)
+
+
+class Splits(click.ParamType[Any]):
+    """Names of splits to take, `train,val`, or shares of splits to make, `train=0.9,val=0.1`."""
+
+    name = "splits"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        parts = [part.strip().partition("=") for part in str(value).split(",")]
+        names = [name for name, _, _ in parts]
+        if not all(names) or len(set(names)) < len(names):
+            self.fail(f"{value!r} names a split twice, or not at all", param, ctx)
+        if not any(equals for _, equals, _ in parts):
+            return names
+        try:
+            shares = [float(share) for _, _, share in parts]
+        except ValueError:
+            self.fail(f"{value!r} is neither NAME,… nor NAME=SHARE,…", param, ctx)
+        if not (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6):
+            self.fail(f"the shares of {value!r} do not add up to 1", param, ctx)
+        return dict(zip(names, shares, strict=True))
+
+
 class Group(click.Group):
     """Turns the product's errors into one sentence and an exit code, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):  # a terminal need not know every letter
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except DspackError as error:
@@ -94,7 +137,13 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 @main.command()
 @click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.option("--to", "format_name", required=True, type=click.Choice(formats.names()))
+@click.option(
+    "--to",
+    "format_name",
+    required=True,
+    type=click.Choice(formats.names()),
+    help="The storage format of the pack.",
+)
 @click.option(
     "-o",
     "--out",
@@ -132,6 +181,46 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
     type=click.Path(exists=True, path_type=Path),
     help="Use the class map of another pack, or of a text file with a class a line.",
 )
+@click.option(
+    "--from",
+    "source_kind",
+    type=click.Choice(KINDS),
+    help="What SRC is. Default: told from SRC itself.",
+)
+@click.option(
+    "--root",
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="What the paths of a list are relative to. Default: the list's folder.",
+)
+@click.option(
+    "--split",
+    "splits",
+    metavar="NAME[=SHARE],…",
+    type=Splits(),
+    multiple=True,
+    help="Take some splits (val), or make splits by shares (train=0.9,val=0.1), class by class.",
+)
+@click.option("--seed", default=0, show_default=True, help="Makes other splits by the same shares.")
+@click.option(
+    "--group-by",
+    metavar="REGEX",
+    type=Regex(),
+    help="Keep samples in one split for which REGEX finds the same in their keys.",
+)
+@click.option(
+    "--classes",
+    "only_classes",
+    metavar="NAME,…",
+    help="Take only these classes; labels stay the same.",
+)
+@click.option("--limit", type=click.IntRange(1), help="Take so many samples, at even distances.")
+@click.option(
+    "--drop-duplicates",
+    is_flag=True,
+    help="Leave out a sample that has the same bytes as one before it.",
+)
+@pixel_options
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is a pack.")
 @click.option("--force", is_flag=True, help="Write to a Windows drive all the same.")
 @click.option("--allow-rejects", is_flag=True, help="Exit 0 even if files were rejected.")
@@ -147,18 +236,30 @@ def convert(
     check: str,
     layout: str,
     classes_from: Path | None,
+    source_kind: str | None,
+    root: Path | None,
+    splits: tuple[list[str] | dict[str, float], ...],
+    seed: int,
+    group_by: str | None,
+    only_classes: str | None,
+    limit: int | None,
+    drop_duplicates: bool,
     overwrite: bool,
     force: bool,
     allow_rejects: bool,
     strict: bool,
     dry_run: bool,
     as_json: bool,
+    pixels: PixelOptions,
 ) -> None:
-    """Pack the folder SRC into a new pack.
+    """Pack the images of SRC into a new pack.
 
-    SRC holds class folders (SRC/cat/1.jpg), or splits of them (SRC/train/cat/1.jpg), or just
-    images. An interrupted run goes on where it was when the same command is typed again.
-    Damaged files are left out, listed in OUT/rejected.jsonl, and make the exit code 3.
+    SRC is a folder: of class folders (SRC/cat/1.jpg), of splits of them (SRC/train/cat/1.jpg), or
+    of images. Or it is such a tree in a tar or zip, WebDataset shards ('imgs-{000..099}.tar'), a
+    list (CSV, TSV or JSONL with columns path, label and split), or another pack.
+
+    An interrupted run goes on where it was when the same command is typed again. Damaged files
+    are left out, listed in OUT/rejected.jsonl, and make the exit code 3.
 
     \b
     Examples:
@@ -166,15 +267,45 @@ def convert(
       dspack convert /mnt/c/data/imgs --to memmap -o ~/datasets/imgs.memmap
       dspack convert ./imgs --to hdf5 --dry-run
       dspack convert ./val --to lmdb --classes-from train.lmdb
+      dspack convert ./imgs --to memmap --resize 256 --encode jpeg
+      dspack convert ./imgs --to memmap --resize 224 --resize-mode exact --encode raw
+      dspack convert ./imgs --to lmdb --seekable
+      dspack convert imgs.tar.gz --to lmdb --split train=0.9,val=0.1
+      dspack convert imgs.lmdb --to hdf5 --split val
     """
     from .convert import Options, default_destination
     from .convert import convert as run
     from .estimate import estimate
     from .layout import load_classes
+    from .part import Part
+    from .split import NewSplits
 
     out = default_destination(source, format_name) if out is None else out
     classes = None if classes_from is None else tuple(load_classes(classes_from))
-    options = Options(format_name, shard_size, check, layout, classes)
+    taken = [names for names in splits if isinstance(names, list)]
+    made = [shares for shares in splits if isinstance(shares, dict)]
+    if len(taken) > 1 or len(made) > 1:
+        raise click.UsageError("--split takes splits once, and makes splits once")
+    if group_by is not None and not made:
+        raise click.UsageError("--group-by goes with --split NAME=SHARE,…")
+    options = Options(
+        format_name,
+        shard_size,
+        check,
+        layout,
+        classes,
+        source_kind=source_kind,
+        root=root,
+        part=Part(
+            splits=tuple(taken[0]) if taken else (),
+            classes=tuple(only_classes.split(",")) if only_classes else (),
+            limit=limit,
+        ),
+        new_splits=NewSplits(tuple(made[0].items()), seed, group_by) if made else None,
+        drop_duplicates=drop_duplicates,
+        pixels=pixels,
+    )
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # what it says is in the rejects
     if dry_run:
         planned = estimate(source, out, options, threads=threads, overwrite=overwrite, force=force)
         _print_json(asdict(planned)) if as_json else _print_estimate(asdict(planned))
@@ -227,11 +358,11 @@ def verify(pack: Path, quick: bool, decode: bool, threads: int, as_json: bool) -
             click.echo(f"… and {len(report.findings) - _LISTED} more; --json lists all")
         if report.ok:
             click.echo(
-                f"{pack}: whole ({report.num_samples} samples, {_size(report.num_bytes)}, "
-                f"{report.checked} checked)"
+                f"{printable(str(pack))}: whole ({report.num_samples} samples, "
+                f"{_size(report.num_bytes)}, {report.checked} checked)"
             )
         else:
-            click.echo(f"{pack}: damaged, {len(report.findings)} findings")
+            click.echo(f"{printable(str(pack))}: damaged, {len(report.findings)} findings")
     if not report.ok:
         click.get_current_context().exit(EXIT_DAMAGE)
 
@@ -292,6 +423,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("rejects", str(num_rejected)),
         *_counted("  ", summary["rejected"]),
         *_counted("left out", summary["left_out"]),
+        *_counted("changed", summary["changed"]),
         *_counted("warning", summary["warnings"]),
         *(("note", note) for note in summary["notes"]),
         ("digest", summary["content_digest"]),
@@ -303,8 +435,9 @@ def _print_summary(summary: dict[str, Any]) -> None:
         rows.append(("see", f"{summary['path']}/rejected.jsonl ({shown} …)"))
     _print_rows(rows)
     click.echo("\nnext:")
-    click.echo(f"  dspack verify {summary['path']}")
-    click.echo(f"  dspack info {summary['path']}")
+    path = printable(shlex.quote(summary["path"]))
+    click.echo(f"  dspack verify {path}")
+    click.echo(f"  dspack info {path}")
 
 
 def _print_description(about: dict[str, Any]) -> None:
@@ -325,6 +458,7 @@ def _print_description(about: dict[str, Any]) -> None:
     ]
     if about["num_unlabelled"]:
         rows.insert(3, ("unlabelled", str(about["num_unlabelled"])))
+    rows += _counted("changed", about["made"].get("changed", {}))
     rows += _counted("warning", about["made"].get("warnings", {}))
     _print_rows(rows)
     if about["classes"]:

@@ -6,27 +6,41 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from readers.checksum import content_digest
-from readers.errors import DestinationError, DspackError, RejectsError, SourceError
-from readers.index import Column, column_names, pack_keys, save_columns
+from readers import formats
+from readers.checksum import checksum, content_digest
+from readers.errors import DestinationError, DspackError, RejectsError, printable
+from readers.index import (
+    Column,
+    Keys,
+    column_names,
+    pack_keys,
+    save_columns,
+    save_pieces,
+)
 from readers.manifest import REJECTED_NAME, Field, Manifest, Shard
 from readers.version import __version__
 
-from . import layout
+from . import duplicates, labels, layout
 from .mounts import is_windows_mount
-from .prepare import prepare_all
+from .names import name_warnings
+from .part import Part, take_number, take_splits_and_classes
+from .pixels import PixelOptions
+from .prepare import prepare_all, settle
 from .shards import FIELD, ShardSequence, pack_file
-from .sources import Listing, Source, folder
+from .sources import Listing, Source, open_source
+from .split import NewSplits, split
 from .staging import Done, Staging, fingerprint
 
 SHARD_BYTES = 512 << 20  # resuming repeats half a shard on average: seconds; and 300 shards of
@@ -46,6 +60,12 @@ class Options:
     check: str = "decode"
     layout: str = "auto"
     classes: tuple[str, ...] | None = None
+    source_kind: str | None = None  # told from the source itself
+    root: Path | None = None  # of a list's paths; the list's folder
+    part: Part = field(default_factory=Part)
+    new_splits: NewSplits | None = None
+    drop_duplicates: bool = False
+    pixels: PixelOptions = field(default_factory=PixelOptions)
 
 
 @dataclass
@@ -62,6 +82,7 @@ class Summary:
     by_split: dict[str, int]
     rejected: dict[str, int]
     left_out: dict[str, int]
+    changed: dict[str, int]
     warnings: dict[str, int]
     notes: list[str]
     seconds: float
@@ -92,9 +113,8 @@ def convert(
     """
     started = time.monotonic()
     check_destination(out, source_path, overwrite=overwrite, force=force)
-    source = open_source(source_path)
-    listing = source.scan()
-    plan = layout.plan(listing, source.root, options.layout, options.classes)
+    source, listing, plan = list_source(source_path, out, options)
+    options = replace(options, pixels=settle(source, plan.keys, options.pixels))
     staging = Staging(out, _plan_json(source, plan, options), overwrite=overwrite)
     try:
         done = _drop_changed(staging, staging.finished(), source, plan, threads)
@@ -102,13 +122,13 @@ def convert(
         num_resumed = sum(len(shard.rows) for shard in done)
         done += _pack_rest(staging, done, source, plan, options, threads, progress)
         rejected = _rejected(listing, plan, done)
-        _refuse(staging, rejected, done, source, strict)
+        _refuse(staging, _unwanted(rejected), done, source, strict)
         manifest, index = _finish(staging, done, source, listing, plan, options, rejected)
         check_destination(out, source_path, overwrite=overwrite, force=force)  # it may be new
         staging.publish(manifest.to_json())
     except OSError as error:
         raise DestinationError(
-            f"cannot be written: {error.strerror or error}",
+            f"cannot be written: {os.strerror(error.errno) if error.errno else error}",
             path=staging.folder,
             advice=_GO_ON_ADVICE,
         ) from error
@@ -120,9 +140,20 @@ def convert(
     return _summary(out, manifest, index, listing, plan, done, rejected, num_resumed, started)
 
 
+_KIND_SUFFIX = re.compile(
+    r"([-_.]?\{[^/]*\})?\.(tar|tgz|tbz2?|txz|tzst|zip|csv|tsv|jsonl|"
+    + "|".join(formats.names())
+    + r")(\.(gz|bz2|xz|zst))?$",
+    re.IGNORECASE,
+)
+
+
 def default_destination(source: Path, format_name: str) -> Path:
-    """NAME.FORMAT in the current folder, or in ~/datasets when that is a Windows drive."""
-    name = f"{Path(os.path.abspath(source)).name}.{format_name}"
+    """NAME.FORMAT in the current folder, or in ~/datasets when that is a Windows drive.
+
+    NAME is the source's without what tells its kind: imgs.tar.gz and imgs-{00..99}.tar give imgs.
+    """
+    name = _KIND_SUFFIX.sub("", Path(os.path.abspath(source)).name) + f".{format_name}"
     here = Path.cwd()
     return Path.home() / "datasets" / name if is_windows_mount(here) else Path(name)
 
@@ -164,25 +195,55 @@ def _is_pack(path: Path) -> bool:
     return True
 
 
-def open_source(path: Path) -> Source:
-    """The source at `path`. Raises SourceError."""
-    if not os.path.exists(path):
-        raise SourceError("no such file or folder", path=path)
-    if not os.path.isdir(path):
-        raise SourceError("not a folder", path=path, advice="unpack it first")
-    return folder.Source(path)
+def list_source(
+    source_path: Path, out: Path, options: Options
+) -> tuple[Source, Listing, layout.Plan]:
+    """The source, all that it holds, and the samples to be. Writes nothing that has a name.
+
+    Raises SourceError, and DestinationError without room to unpack an archive beside `out`.
+    """
+    source = open_source(
+        source_path, options.source_kind, scratch=existing_parent(out), base=options.root
+    )
+    listing = source.scan()
+    if listing.given is None:
+        plan = layout.plan(listing, source.root, options.layout, options.classes)
+    else:
+        plan = labels.plan(listing, listing.given, source.root, options.classes)
+    plan = take_splits_and_classes(plan, options.part, source.root)
+    if options.new_splits is not None:
+        plan = split(plan, options.new_splits, source.root, mix=bool(options.part.splits))
+    plan = take_number(plan, options.part.limit)
+    plan.warnings.extend(name_warnings(plan.keys))
+    return source, listing, plan
+
+
+def existing_parent(path: Path) -> Path:
+    """The lowest folder above `path` that exists."""
+    path = path.absolute().parent
+    while not os.path.exists(path):
+        path = path.parent
+    return path
 
 
 def _plan_json(source: Source, plan: layout.Plan, options: Options) -> dict[str, Any]:
     return {
         "source": os.path.realpath(source.root),
-        "listing": fingerprint([*plan.keys, "", *plan.classes]),
+        "listing": fingerprint(
+            [*plan.keys, "", *plan.classes, "", *plan.splits, "", _label_checksum(plan)]
+        ),
         "format": options.format,
         "shard_size": options.shard_bytes,
         "check": options.check,
         "layout": options.layout,
+        "drop_duplicates": options.drop_duplicates,
+        "pixels": options.pixels.describe(),
         "dspack": __version__,
     }
+
+
+def _label_checksum(plan: layout.Plan) -> str:
+    return checksum(plan.labels.tobytes() + plan.split_ids.tobytes()).hex()
 
 
 def _drop_changed(
@@ -215,7 +276,12 @@ def _pack_rest(
     )
     try:
         entries, decode = range(start, len(plan)), options.check == "decode"
-        for batch in prepare_all(source, plan.keys, entries, threads, decode=decode):
+        batches = prepare_all(
+            source, plan.keys, entries, threads, decode=decode, pixels=options.pixels
+        )
+        if options.drop_duplicates:
+            batches = duplicates.FirstOfEach(plan, done).of(batches)
+        for batch in batches:
             writer.append(batch)
             progress(batch[-1].entry + 1, sum(len(p.data) for p in batch), len(plan))
         return writer.finish()
@@ -238,6 +304,11 @@ def _rejected(listing: Listing, plan: layout.Plan, done: Sequence[Done]) -> list
     return rejected
 
 
+def _unwanted(rejected: Sequence[_Rejected]) -> list[_Rejected]:
+    """The rejects but for the duplicates that were to be dropped."""
+    return [reject for reject in rejected if reject.reason != duplicates.DUPLICATE]
+
+
 def _refuse(
     staging: Staging,
     rejected: Sequence[_Rejected],
@@ -248,7 +319,7 @@ def _refuse(
     """Raise RejectsError when nothing may be published."""
     if not rejected or (not strict and any(len(shard.rows) for shard in done)):
         return
-    shown = "; ".join(f"{r.key}: {r.reason}" for r in rejected[:3])
+    shown = "; ".join(f"{printable(r.key)}: {r.reason}" for r in rejected[:3])
     more = f" and {len(rejected) - 3} more" if len(rejected) > 3 else ""
     if strict:
         raise RejectsError(
@@ -274,14 +345,20 @@ def _finish(
     filled = [shard for shard in done if len(shard.rows)]
     columns = _columns(filled, plan)
     names = [*save_columns(staging.pack, columns), REJECTED_NAME]
+    if options.pixels.makes_segments:
+        names += _save_segments(staging, done)
     with (staging.pack / REJECTED_NAME).open("w", encoding="ascii") as file:
         for reject in rejected:
             row = {"key": reject.key, "reason": reject.reason, "detail": reject.detail}
             file.write(json.dumps(row) + "\n")
+    copies = [c for c in duplicates.find(columns, FIELD) if c.splits or c.classes]
+    if copies:
+        duplicates.write(staging.pack / duplicates.DUPLICATES_NAME, copies, _keys(columns))
+        names.append(duplicates.DUPLICATES_NAME)
     manifest = Manifest(
         format=options.format,
         num_samples=len(columns["label"]),
-        fields={FIELD: Field()},
+        fields={FIELD: _field(options.pixels, columns)},
         classes=tuple(plan.classes),
         splits=tuple(plan.splits),
         shards=tuple(
@@ -294,6 +371,28 @@ def _finish(
         made=_made(source, listing, options, done, rejected),
     )
     return manifest, columns
+
+
+def _keys(columns: dict[str, Column]) -> Keys:
+    return Keys(columns["key_offset"], columns["keys"], range(len(columns["label"])))
+
+
+def _field(pixels: PixelOptions, columns: dict[str, Column]) -> Field:
+    """How images are stored."""
+    if pixels.encode == "raw":
+        return Field("array", "|u1", (int(columns["height"][0]), int(columns["width"][0]), 3))
+    return Field(odd=pixels.rule._asdict() if f"{FIELD}.odd" in columns else None)
+
+
+def _save_segments(staging: Staging, done: Sequence[Done]) -> list[str]:
+    """The offsets of seekable JPEGs, which are too many to hold in memory, into the index."""
+    num_segments = np.concatenate([staging.segments(i)[0] for i in range(len(done))])
+    bounds = np.concatenate([[0], np.cumsum(num_segments)])
+    segments = (staging.segments(i)[1] for i in range(len(done)))
+    return [
+        save_pieces(staging.pack, f"{FIELD}.segment_offset", len(bounds), [bounds]),
+        save_pieces(staging.pack, f"{FIELD}.segments", int(bounds[-1]), segments),
+    ]
 
 
 def _shard_name(file_name: str) -> str:
@@ -321,6 +420,8 @@ def _columns(filled: Sequence[Done], plan: layout.Plan) -> dict[str, Column]:
         f"{FIELD}.checksum": np.ascontiguousarray(rows["checksum"]).view(np.uint8).reshape(-1, 16),
     }
     assert list(columns) == column_names([FIELD])
+    if rows["odd"].any():
+        columns[f"{FIELD}.odd"] = rows["odd"]
     return columns
 
 
@@ -338,16 +439,29 @@ def _made(
         "source": os.path.realpath(source.root),
         "check": options.check,
         "layout": options.layout,
+        "part": asdict(options.part),
+        "new_splits": None if options.new_splits is None else asdict(options.new_splits),
+        "drop_duplicates": options.drop_duplicates,
+        "pixels": options.pixels.describe(),
         "shard_bytes": options.shard_bytes,
         "left_out": dict(sorted(listing.left_out.items())),
         "rejected": layout.count(reject.reason for reject in rejected),
+        "changed": _changed(done),
         "warnings": layout.count(warning for shard in done for _, warning in shard.warnings),
         "python": platform.python_version(),
         "libraries": {name: _version(name) for name in _LIBRARIES},
     }
 
 
-_LIBRARIES = ("h5py", "lmdb", "numpy", "opencv-python-headless", "simplejpeg", "xxhash")
+def _changed(done: Sequence[Done]) -> dict[str, int]:
+    """What was done to files, and to how many."""
+    total: Counter[str] = Counter()
+    for shard in done:
+        total.update(shard.changes)
+    return dict(sorted(total.items()))
+
+
+_LIBRARIES = ("h5py", "lmdb", "numpy", "opencv-python-headless", "pillow", "simplejpeg", "xxhash")
 
 
 def _version(library: str) -> str | None:
@@ -370,6 +484,9 @@ def _summary(
 ) -> Summary:
     counts = np.bincount(columns["split"] + 1, minlength=len(plan.splits) + 1)
     files = [file for shard in manifest.shards for file in shard.files] + list(manifest.files)
+    copies = duplicates.find(columns, FIELD)
+    num_dropped = len(rejected) - len(_unwanted(rejected))
+    left_out = listing.left_out + Counter({duplicates.DUPLICATE: num_dropped})
     return Summary(
         path=str(out),
         format=manifest.format,
@@ -379,11 +496,12 @@ def _summary(
         pack_bytes=sum(file.num_bytes for file in files),
         content_digest=manifest.content_digest,
         by_split={name: int(counts[i + 1]) for i, name in enumerate(plan.splits)},
-        rejected=layout.count(reject.reason for reject in rejected),
-        left_out=dict(sorted(listing.left_out.items())),
+        rejected=layout.count(reject.reason for reject in _unwanted(rejected)),
+        left_out=dict(sorted(left_out.items())),
+        changed=_changed(done),
         warnings=layout.count(warning for shard in done for _, warning in shard.warnings),
-        notes=plan.warnings,
+        notes=plan.warnings + duplicates.notes(copies, _keys(columns)),
         seconds=time.monotonic() - started,
         num_resumed=num_resumed,
-        rejected_files=[reject.key for reject in rejected[:10]],
+        rejected_files=[reject.key for reject in _unwanted(rejected)[:10]],
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from . import layout
-from .convert import Options, check_destination, open_source
-from .prepare import Prepared, prepare_all
+from .convert import Options, check_destination, existing_parent, list_source
+from .prepare import Prepared, prepare_all, settle
 
 _SAMPLE_FILES = 200  # a second or two on a slow mount; enough for a rate
 
@@ -43,9 +42,8 @@ def estimate(
     Raises what convert would raise before its first write.
     """
     check_destination(out, source_path, overwrite=overwrite, force=force)
-    source = open_source(source_path)
-    listing = source.scan()
-    plan = layout.plan(listing, source.root, options.layout, options.classes)
+    source, listing, plan = list_source(source_path, out, options)
+    options = replace(options, pixels=settle(source, plan.keys, options.pixels))
     with ThreadPoolExecutor(64) as pool:  # a stat each: deep enough for a slow mount
         sizes = [size for size, _ in pool.map(source.stamp, plan.keys)]
     rng = np.random.default_rng(0)
@@ -54,7 +52,12 @@ def estimate(
     started = time.perf_counter()
     prepared: list[Prepared] = []
     for batch in prepare_all(
-        source, paths, range(len(paths)), threads, decode=options.check == "decode"
+        source,
+        paths,
+        range(len(paths)),
+        threads,
+        decode=options.check == "decode",
+        pixels=options.pixels,
     ):
         prepared += batch
     seconds = (time.perf_counter() - started) / len(paths) * len(plan)
@@ -66,16 +69,9 @@ def estimate(
         by_split=layout.count(plan.splits[i] for i in plan.split_ids if i >= 0),
         by_class=layout.count(plan.classes[i] for i in plan.labels if i >= 0),
         source_bytes=sum(max(size, 0) for size in sizes),
-        free_bytes=shutil.disk_usage(_existing_parent(out)).free,
+        free_bytes=shutil.disk_usage(existing_parent(out)).free,
         seconds=seconds,
         left_out=layout.count(listing.left_out.elements()),
         rejected=rejected,
         notes=plan.warnings,
     )
-
-
-def _existing_parent(path: Path) -> Path:
-    path = path.absolute()
-    while not os.path.exists(path):
-        path = path.parent
-    return path

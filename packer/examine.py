@@ -36,11 +36,12 @@ def examine_apart(
         if run.returncode == 0:
             return
         num_crashes += 1
-        yield first + position, f"reading it crashes the library (exit {run.returncode})"
-        start = position + 1
+        reason = f"reading it crashes the library (exit {run.returncode})"
         if num_crashes == _CRASHES_MAX:
-            yield first + start, "this sample and the rest of its shard cannot be examined"
+            yield first + position, f"{reason}; the rest of its shard was not examined"
             return
+        yield first + position, reason
+        start = position + 1
 
 
 def _examine(path: Path, shard_name: str, start: int, decode_images: bool) -> None:

@@ -16,8 +16,8 @@ import simplejpeg
 
 from readers.decode import JPEG_MAGIC, UndecodableError, decode
 
-# Pillow's own limit against decompression bombs, about 13,000 x 13,000.
-MAX_PIXELS = 178_956_970
+from .colour import foreign_profile
+from .pixels import MAX_PIXELS
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 JPEG_END = b"\xff\xd9"
@@ -34,7 +34,8 @@ class Reject(Exception):
 
 @dataclass(slots=True)
 class Image:
-    """A file that can be packed as it is. `width` and `height` are upright, in pixels."""
+    """A file that can be packed. `width` and `height` are upright, in pixels; those of an odd one
+    may still turn out to be exchanged."""
 
     kind: str
     width: int
@@ -43,21 +44,36 @@ class Image:
     warnings: tuple[str, ...] = ()
     missing_end: bool = False  # a JPEG without its EOI marker
     stray: tuple[tuple[int, int], ...] = ()  # ranges of bytes in a JPEG's header that are nothing
+    odd: str | None = None  # what it is, if decoders disagree on it; then not packed as it is
+    bits: int = 8  # a channel; 8 if fewer
+    num_frames: int = 1
+    profile: str | None = None  # the name of its ICC profile, if that is not sRGB
 
 
-def inspect(data: bytes) -> Image:
-    """Look at a file's headers; raises Reject for what cannot be packed unchanged."""
+def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> Image:
+    """Look at a file's headers; raises Reject for what cannot be packed."""
     if data[:3] == JPEG_MAGIC:
         image = _inspect_jpeg(data)
     elif data[:8] == PNG_MAGIC:
         image = _inspect_png(data)
     else:
-        raise Reject(*_why_not(data))
-    if image.width * image.height > MAX_PIXELS:
+        from .odd import look  # costs an import of Pillow
+
+        return look(data, _kind(data), max_pixels)
+    if image.width * image.height > max_pixels:
         raise Reject("too many pixels", f"{image.width} x {image.height}")
     if image.orientation >= 5:
         image.width, image.height = image.height, image.width
     return image
+
+
+def note_profile(image: Image, profile: bytes | None) -> None:
+    """Remember an ICC profile that changes colours."""
+    if profile:
+        try:
+            image.profile = foreign_profile(profile)
+        except ValueError:
+            image.warnings += ("broken colour profile, ignored",)
 
 
 def check_pixels(data: bytes, image: Image) -> bytes:
@@ -121,35 +137,46 @@ _KINDS = {
     b"MM\0*": "TIFF",
     b"II+\0": "TIFF",
     b"MM\0+": "TIFF",
+    **dict.fromkeys((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), "PNM"),
+}
+_UNSUPPORTED_KINDS = {
     b"8BPS": "PSD",
     b"\0\0\0\x0cjP  ": "JPEG 2000",
     b"\xff\x4f\xff\x51": "JPEG 2000",
-    b"\0\0\x01\0": "icon",
+    b"\0\0\1\0": "icon",
     b"%PDF": "PDF",
     b"\xff\x0a": "JPEG XL",
-    b"P5": "PGM",
-    b"P6": "PPM",
+    b"\0\0\0\x0cJXL ": "JPEG XL",
 }
+_AVIF_BRANDS = (b"avif", b"avis")
 
 
-def _why_not(data: bytes) -> tuple[str, str]:
+def _kind(data: bytes) -> str:
+    """The kind of a file that is neither a JPEG nor a PNG. Raises Reject."""
     if not data:
-        return ("empty file", "")
+        raise Reject("empty file")
     if not data.strip(b"\0"):
-        return ("all bytes are zero", f"{len(data)} bytes")
+        raise Reject("all bytes are zero", f"{len(data)} bytes")
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return ("not packed yet: WebP", "")
+        return "WebP"
     if data[4:8] == b"ftyp":
-        return ("not packed yet: AVIF or HEIF", "")
+        brands = [data[at : at + 4] for at in range(8, min(int.from_bytes(data[:4], "big"), 64), 4)]
+        if any(brand in _AVIF_BRANDS for brand in brands):
+            return "AVIF"
+        raise Reject("unsupported kind of file: HEIF")
+    for magic, kind in _UNSUPPORTED_KINDS.items():
+        if data.startswith(magic):
+            raise Reject(f"unsupported kind of file: {kind}")
     for magic, kind in _KINDS.items():
         if data.startswith(magic):
-            return (f"not packed yet: {kind}", "")
-    return ("not an image", f"it starts with {data[:8].hex(' ')}")
+            return kind
+    raise Reject("not an image", f"it starts with {data[:8].hex(' ')}")
 
 
 # JPEG
 
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
+_ARITHMETIC = (0xC9, 0xCA)  # sequential and progressive
 _SOF = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _APP0, _APP1, _APP2, _APP14 = 0xE0, 0xE1, 0xE2, 0xEE
 _SOI, _EOI, _SOS, _FILL = 0xD8, 0xD9, 0xDA, 0xFF
@@ -161,6 +188,8 @@ _SEGMENT = Struct(">BBH")  # 0xFF, the marker's code, the segment's length from 
 
 def _inspect_jpeg(data: bytes) -> Image:
     frame = adobe_transform = None
+    is_arithmetic = False
+    profile: list[bytes] = []
     jfif = exif = False
     orientation = 1
     warnings: list[str] = []
@@ -186,6 +215,7 @@ def _inspect_jpeg(data: bytes) -> Image:
             if frame is not None:
                 raise Reject("unsupported JPEG process", "more than one frame")
             frame = _frame(marker, data, segment, at)
+            is_arithmetic = marker in _ARITHMETIC
         elif marker == _APP0:
             jfif = jfif or data[segment : segment + 5] == b"JFIF\0"
         elif marker == _APP1 and not exif and data[segment : segment + 6] == b"Exif\0\0":
@@ -196,33 +226,45 @@ def _inspect_jpeg(data: bytes) -> Image:
                 warnings.append("broken EXIF, taken as upright")
         elif marker == _APP2 and data[segment : segment + 4] == b"MPF\0":
             warnings.append("more than one picture in the file, the first is packed")
+        elif marker == _APP2 and data[segment : segment + 12] == b"ICC_PROFILE\0":
+            profile.append(data[segment + 12 : at])
         elif marker == _APP14 and data[segment : segment + 5] == b"Adobe" and length >= 14:
             adobe_transform = data[segment + 11] if segment + 11 < len(data) else None
         elif marker == _FILL:  # any number of 0xFF may come before a marker's code
             at = segment - 3
         elif marker == _EOI:
             raise Reject("image data missing", "the file has no scan")
+    if at > len(data):
+        raise Reject("image data missing", "the file ends in its header")
     if frame is None:
         raise Reject("image data missing", "the scan comes before its frame")
     width, height, components = frame
-    _check_colours(components, jfif, adobe_transform)
     if stray:
         warnings.append("stray bytes in a JPEG")
     missing_end = not data.endswith(JPEG_END) and _look_for_end(data, at, warnings)
-    return Image("JPEG", width, height, orientation, tuple(warnings), missing_end, tuple(stray))
+    # An arithmetic decoder makes up what is missing, without a word.
+    if missing_end and (is_arithmetic or not _has_all_scans(data, components)):
+        raise Reject("image data missing", "the file ends before its last scan")
+    image = Image("JPEG", width, height, orientation, tuple(warnings), missing_end, tuple(stray))
+    colours = _colours(components, jfif, adobe_transform)
+    if is_arithmetic or colours:
+        image.odd = "arithmetic-coded JPEG" if is_arithmetic else f"{colours} JPEG"
+    # Each part has its number in front, and how many there are.
+    note_profile(image, b"".join(part[2:] for part in sorted(profile)))
+    return image
 
 
-def _check_colours(components: bytes, jfif: bool, adobe_transform: int | None) -> None:
-    """Raise Reject unless the JPEG is grey or YCbCr, by libjpeg's rule: JFIF means YCbCr; else
-    Adobe's marker decides; else the components' names do."""
+def _colours(components: bytes, jfif: bool, adobe_transform: int | None) -> str | None:
+    """The colours of a JPEG; None for grey and YCbCr. By libjpeg's rule: JFIF means YCbCr; else
+    Adobe's marker decides; else the components' names do. Raises Reject."""
     if len(components) == 1 or (len(components) == 3 and jfif):
-        return
+        return None
     if len(components) == 4:
-        raise Reject("not packed yet: CMYK JPEG")
+        return "YCCK" if adobe_transform == 2 else "CMYK"
     if len(components) != 3:
         raise Reject("unsupported JPEG process", f"{len(components)} components")
-    if components == b"RGB" if adobe_transform is None else adobe_transform == 0:
-        raise Reject("not packed yet: RGB JPEG")
+    is_rgb = components == b"RGB" if adobe_transform is None else adobe_transform == 0
+    return "RGB" if is_rgb else None
 
 
 def _look_for_end(data: bytes, scan: int, warnings: list[str]) -> bool:
@@ -238,6 +280,25 @@ def _look_for_end(data: bytes, scan: int, warnings: list[str]) -> bool:
     return False
 
 
+def _has_all_scans(data: bytes, components: bytes) -> bool:
+    """Whether the scans cover every coefficient of every component to its last bit. Decoders do
+    not mind when some are missing: a progressive JPEG is only blurred then."""
+    due = {(name, coefficient) for name in components for coefficient in range(64)}
+    at = 2
+    while (at := data.find(b"\xff", at)) >= 0 and at + _SEGMENT.size <= len(data):
+        _, marker, length = _SEGMENT.unpack_from(data, at)
+        if marker in _STRAY or marker == _FILL:
+            at += 1
+            continue
+        if marker == _SOS and at + 2 + length <= len(data) and length >= 6:
+            names = data[at + 5 : at + 5 + 2 * data[at + 4] : 2]
+            start, stop, precision = data[at + length - 1 : at + length + 2]
+            if precision & 15 == 0:
+                due -= {(name, i) for name in names for i in range(start, stop + 1)}
+        at += 2 + length
+    return not due
+
+
 _FRAME = Struct(">BHHB")
 
 
@@ -246,9 +307,7 @@ def _frame(marker: int, data: bytes, start: int, stop: int) -> tuple[int, int, b
     if stop - start < _FRAME.size or stop > len(data):
         raise Reject("image data missing", "the frame header is cut")
     precision, height, width, num_components = _FRAME.unpack_from(data, start)
-    if marker in (0xC9, 0xCA):
-        raise Reject("not packed yet: arithmetic-coded JPEG")
-    if marker not in (_BASELINE, _EXTENDED, _PROGRESSIVE):
+    if marker not in (_BASELINE, _EXTENDED, _PROGRESSIVE, *_ARITHMETIC):
         raise Reject("unsupported JPEG process", f"SOF{marker - 0xC0}")
     if precision != 8:
         raise Reject("unsupported JPEG process", f"{precision} bits a sample")
@@ -304,22 +363,32 @@ def _inspect_png(data: bytes) -> Image:
         raise Reject("damaged image data", f"a size of {width} x {height}")
     if colour not in _COLOUR_TYPES or depth not in (1, 2, 4, 8, 16):
         raise Reject("damaged image data", f"a PNG of colour type {colour} and {depth} bits")
-    if depth > 8:
-        raise Reject("not packed yet: more than 8 bits a channel", f"PNG of {depth} bits")
-    if depth < 8 or colour not in (_GREY, _RGB):
-        bits = f", {depth} bits" if depth < 8 else ""
-        raise Reject(f"not packed yet: PNG {_COLOUR_TYPES[colour]}{bits}")
-    if b"tRNS" in chunks:
-        raise Reject("not packed yet: PNG with a transparent colour")
+    image = Image("PNG", width, height, bits=max(depth, 8))
+    if depth != 8:
+        image.odd = f"PNG {_COLOUR_TYPES[colour]}, {depth} bits"
+    elif colour not in (_GREY, _RGB):
+        image.odd = f"PNG {_COLOUR_TYPES[colour]}"
+    elif b"tRNS" in chunks:
+        image.odd = "PNG with a transparent colour"
     if b"acTL" in chunks:
-        raise Reject("not packed yet: animated PNG")
+        image.odd = "animated PNG"
+        image.num_frames = max(int.from_bytes(chunks[b"acTL"][0][:4], "big"), 2)
     try:
-        turned = _png_orientation(chunks) != 1
+        image.orientation = _png_orientation(chunks)
     except (ValueError, zlib.error):
-        return Image("PNG", width, height, warnings=("broken EXIF, taken as upright",))
-    if turned:
-        raise Reject("not packed yet: PNG with an orientation")
-    return Image("PNG", width, height)
+        image.warnings += ("broken EXIF, taken as upright",)
+    if image.orientation != 1 and image.odd is None:
+        image.odd = "PNG with an orientation"
+    if b"iCCP" in chunks:
+        note_profile(image, _png_profile(chunks[b"iCCP"][0]))
+    return image
+
+
+def _png_profile(chunk: bytes) -> bytes:
+    try:
+        return _inflate(chunk.partition(b"\0")[2][1:])
+    except zlib.error:
+        return b"not deflated"
 
 
 def _png_chunks(data: bytes) -> dict[bytes, list[bytes]]:

@@ -62,7 +62,10 @@ def plan(
         )
     class_ids = {name: i for i, name in enumerate(class_names)} | {"": -1}
     split_ids = {name: i for i, name in enumerate(splits)} | {"": -1}
-    warnings += _class_warnings(rows, class_names, splits)
+    if has_splits:
+        empty = sorted(kind_of.keys() - set(splits))
+        warnings += [f"split {printable(name)!r} has no image" for name in empty]
+    warnings += class_warnings(rows, class_names, splits)
     return Plan(
         keys=["/".join(filter(None, (folder, name))) for _, _, folder, name in rows],
         labels=np.fromiter((class_ids[row[1]] for row in rows), np.int64, len(rows)),
@@ -78,10 +81,10 @@ def load_classes(source: Path) -> list[str]:
     if source.is_dir():
         return list(Manifest.load(source).classes)
     try:
-        text = source.read_text("utf-8", "surrogateescape")
+        text = source.read_text("utf-8-sig", "surrogateescape")  # Windows' editors add a BOM
     except OSError as error:
         raise SourceError(f"cannot be read: {error.strerror}", path=source) from None
-    classes = [line for line in text.splitlines() if line]
+    classes = [line for line in text.split("\n") if line]
     if twice := [name for name, count in Counter(classes).items() if count > 1]:
         raise SourceError(f"class {twice[0]!r} is listed twice", path=source)
     return classes
@@ -117,6 +120,8 @@ def _read_layout(listing: Listing, root: Path, layout: str) -> tuple[bool, dict[
             path=root,
             advice="choose with --layout splits (after moving the others away), classes or flat",
         )
+    if has_splits:  # a split without an image may have class folders all the same
+        tops |= {folder for folder in listing.folders if folder.lower() in SPLIT_NAMES}
     kind_of = {}
     for split in sorted(tops) if has_splits else [""]:
         prefix = f"{split}/" if has_splits else ""
@@ -154,9 +159,10 @@ def _class_names(listing: Listing, has_splits: bool, kind_of: dict[str, str]) ->
     return sorted(names)
 
 
-def _class_warnings(
+def class_warnings(
     rows: list[tuple[str, str, str, str]], classes: list[str], splits: list[str]
 ) -> list[str]:
+    """What is strange about classes; `rows` are (split, class, folder, name), "" for none."""
     warnings = []
     counts = Counter((row[0], row[1]) for row in rows)
     labelled_splits = sorted({split for split, name in counts if name})

@@ -18,12 +18,12 @@ def is_windows_mount(path: Path, mountinfo: str | None = None) -> bool:
     """
     if mountinfo is None:
         try:
-            mountinfo = MOUNTINFO.read_text("utf-8", "surrogateescape")
+            mountinfo = os.fsdecode(MOUNTINFO.read_bytes())
         except OSError:
             return False  # not Linux
     real = os.path.realpath(path)
     longest, windows = "", False
-    for line in mountinfo.splitlines():
+    for line in filter(None, mountinfo.split("\n")):  # the only escaped line break
         before, _, after = line.partition(" - ")
         mount_point = _unescape(before.split(" ")[4])
         below = real == mount_point or real.startswith(mount_point.rstrip("/") + "/")

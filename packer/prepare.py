@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import cv2
+import numpy.typing as npt
 
 from readers.checksum import checksum
+from readers.errors import SourceError
 
 from .inspect import Image, Reject, check_pixels, inspect
+from .pixels import PixelOptions
+from .restart import require_jpegtran
 from .sources import Source
+from .transform import is_plain, transform
 
 # Files go to a thread by the batch: the cost of handing one over is shared by many small files.
 _BATCH_BYTES = 1 << 20
 _BATCH_FILES_MAX = 256
 _BATCH_FILES_START = 8  # until the mean size of a file is known
 _READERS_MAX = 64  # more bring no more on the slowest mount measured (1 ms a call)
+_PROBES_MAX = 64  # files to learn from whether all images are of one size
+_AS_THEY_ARE = PixelOptions()
 
 
 class Prepared(NamedTuple):
-    """One file, read and checked: a sample, or a reject with its reason."""
+    """One file, read and checked: a sample, or a reject with its reason. `data` is what is stored;
+    `change`, `segments` and `is_odd` as in packer.transform.Stored."""
 
     entry: int
     source_bytes: int
@@ -31,16 +43,36 @@ class Prepared(NamedTuple):
     checksum: bytes = b""
     image: Image | None = None
     reject: Reject | None = None
+    change: str | None = None
+    segments: npt.NDArray[Any] | None = None
+    is_odd: bool = False
 
 
-def prepare(source: Source, path: str, entry: int, decode: bool) -> Prepared:
+def prepare(
+    source: Source, path: str, entry: int, decode: bool, pixels: PixelOptions = _AS_THEY_ARE
+) -> Prepared:
     """Read one file and look at it, with `decode` at all its pixels. Raises SourceError."""
     try:
         data, num_bytes, modified_ns = source.read(path)
     except Reject as reject:
         return Prepared(entry, -1, -1, b"", reject=reject)
     try:
-        image = inspect(data)
+        image = inspect(data, pixels.max_pixels)
+        if image.profile and pixels.icc is None:
+            image.warnings += (f"colour profile {image.profile}, taken as sRGB",)
+        if not is_plain(image, pixels):
+            stored = transform(data, image, pixels)
+            return Prepared(
+                entry,
+                num_bytes,
+                modified_ns,
+                stored.data,
+                checksum(stored.data),
+                stored.image,
+                change=stored.change,
+                segments=stored.segments,
+                is_odd=stored.is_odd,
+            )
         if decode:
             data = check_pixels(data, image)
         elif image.missing_end:
@@ -50,27 +82,60 @@ def prepare(source: Source, path: str, entry: int, decode: bool) -> Prepared:
     return Prepared(entry, num_bytes, modified_ns, data, checksum(data), image)
 
 
+def settle(source: Source, paths: Sequence[str], pixels: PixelOptions) -> PixelOptions:
+    """The options with what has to be known before the work starts.
+
+    Raises MissingDependency where a program is missing, SourceError where images that would have
+    to be of one size are not.
+    """
+    if pixels.seekable:
+        require_jpegtran()
+    if pixels.encode != "raw" or pixels.resize is not None:
+        return pixels
+    chosen = [paths[i] for i in range(0, len(paths), -(-len(paths) // _PROBES_MAX))]
+    with ThreadPoolExecutor(16) as pool:
+        probes = list(pool.map(lambda path: prepare(source, path, 0, True, pixels).image, chosen))
+    sizes = Counter((image.width, image.height) for image in probes if image is not None)
+    if len(sizes) != 1:
+        shown = ", ".join(f"{width} x {height}" for width, height in sorted(sizes)[:3])
+        raise SourceError(
+            f"the images are not of one size ({shown} …)" if sizes else "no image can be read",
+            path=source.root,
+            advice="--encode raw needs one: add --resize N --resize-mode exact or pad",
+        )
+    return replace(pixels, raw_size=next(iter(sizes)))
+
+
 def prepare_all(
-    source: Source, paths: Sequence[str], entries: range, threads: int, *, decode: bool
+    source: Source,
+    paths: Sequence[str],
+    entries: range,
+    threads: int,
+    *,
+    decode: bool,
+    pixels: PixelOptions = _AS_THEY_ARE,
 ) -> Iterator[list[Prepared]]:
     """Prepare `entries` of `paths`, batch by batch and in order, several batches at once."""
-    depth = _Depth(threads)
+    cv2.setNumThreads(0)  # one picture is too small to share
+    # Decoding runs beside Python, so threads help; looking at headers is Python, and they do not.
+    readers = _Readers(threads if decode or pixels != _AS_THEY_ARE else 1)
     pending: deque[Future[list[Prepared]]] = deque()
     batch_files = _BATCH_FILES_START
     start = entries.start
 
     def work(batch: range) -> list[Prepared]:
-        return [prepare(source, paths[entry], entry, decode) for entry in batch]
+        with readers.permits:
+            return [prepare(source, paths[entry], entry, decode, pixels) for entry in batch]
 
-    # The pool starts a thread only when none is idle: `depth` batches under way are as many.
-    with ThreadPoolExecutor(_READERS_MAX, thread_name_prefix="prepare") as pool:
+    with ThreadPoolExecutor(_READERS_MAX + 1, thread_name_prefix="prepare") as pool:
         try:
             while pending or start < entries.stop:
-                while len(pending) < depth.now and start < entries.stop:
+                # One batch more than there are readers: none of them waits for the writer.
+                while len(pending) <= readers.number and start < entries.stop:
                     batch = range(start, min(start + batch_files, entries.stop))
                     pending.append(pool.submit(work, batch))
                     start = batch.stop
-                batch_done = depth.measure(pending.popleft())
+                batch_done = readers.wait_for(pending.popleft())
                 num_bytes = sum(max(p.source_bytes, 0) for p in batch_done)
                 mean_bytes = max(num_bytes // len(batch_done), 1)
                 batch_files = min(max(_BATCH_BYTES // mean_bytes, 1), _BATCH_FILES_MAX)
@@ -80,24 +145,26 @@ def prepare_all(
                 future.cancel()
 
 
-class _Depth:
-    """How many batches to have under way: as many as there are threads while processors are the
-    limit, and more while they idle because reads take long (a slow mount, a cold disk)."""
+class _Readers:
+    """How many threads may read at once: as few as keep the processors busy, which on a warm cache
+    is no more than there are processors, and many where reads take long (a slow mount, a cold
+    disk). More than that only hurts."""
 
-    _WINDOW_SECONDS = 0.2
-    _IDLE_SHARE = 0.5  # of the processors; a warm cache and Python's lock leave less than that
-    _WAIT_SHARE = 0.5  # of the writer's time
+    _WINDOW_SECONDS = 0.1
+    _WAIT_SHARE = 0.5  # of the writer's time: below that the writer is the limit
+    _BUSY_SHARE = 0.5  # of the processors: above that they are
 
-    def __init__(self, threads: int) -> None:
-        self.now = threads + 1  # one more than there are threads at work, so none waits
-        self._processors = min(threads, os.cpu_count() or 1)
-        self._begin()
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.permits = threading.Semaphore(number)
+        self._processors = min(number, os.cpu_count() or 1)
+        self._begin_window()
 
-    def _begin(self) -> None:
+    def _begin_window(self) -> None:
         self._started, self._cpu = time.perf_counter(), time.process_time()
         self._waited = 0.0
 
-    def measure(self, future: Future[list[Prepared]]) -> list[Prepared]:
+    def wait_for(self, future: Future[list[Prepared]]) -> list[Prepared]:
         """Wait for a batch, and learn from the wait."""
         before = time.perf_counter()
         result = future.result()
@@ -106,7 +173,14 @@ class _Depth:
         elapsed = now - self._started
         if elapsed >= self._WINDOW_SECONDS:
             busy = (time.process_time() - self._cpu) / elapsed / self._processors
-            if busy < 1 - self._IDLE_SHARE and self._waited > self._WAIT_SHARE * elapsed:
-                self.now = min(2 * self.now, _READERS_MAX)
-            self._begin()
+            if busy < self._BUSY_SHARE and self._waited > self._WAIT_SHARE * elapsed:
+                self._grow(busy)
+            self._begin_window()
         return result
+
+    def _grow(self, busy: float) -> None:
+        # Little's law: readers that keep the processors busy for this share must be as many more.
+        wanted = min(round(self.number / max(busy, 1 / _READERS_MAX)), _READERS_MAX)
+        if wanted > self.number:
+            self.permits.release(wanted - self.number)
+            self.number = wanted

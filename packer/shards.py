@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ class ShardSequence:
         self._rows: list[tuple[Any, ...]] = []
         self._rejected: list[Rejected] = []
         self._warnings: list[tuple[int, str]] = []
+        self._changes: Counter[str] = Counter()
+        self._segments: list[npt.NDArray[Any] | None] = []
         self._num_bytes = self._flushed_bytes = 0
 
     def append(self, batch: list[Prepared]) -> None:
@@ -86,8 +89,12 @@ class ShardSequence:
                     prepared.checksum,
                     prepared.source_bytes,
                     prepared.source_ns,
+                    prepared.is_odd,
                 )
             )
+            self._segments.append(prepared.segments)
+            if prepared.change is not None:
+                self._changes[prepared.change] += 1
             values.append(data)
             self._num_bytes += len(data)
         self._write(values)
@@ -128,6 +135,8 @@ class ShardSequence:
                 rows,
                 self._rejected,
                 self._warnings,
+                self._changes,
+                self._segments,
             )
         )
         self._number += 1
@@ -143,10 +152,12 @@ class ShardSequence:
         rows: npt.NDArray[Any],
         rejected: list[Rejected],
         warnings: list[tuple[int, str]],
+        changes: dict[str, int],
+        segments: list[npt.NDArray[Any] | None],
     ) -> Done:
         files = tuple(pack_file(self._staging.pack, f"shards/{name}") for name in names)
-        done = Done(start, stop, files, rows, rejected, warnings)
-        self._staging.record(number, done)
+        done = Done(start, stop, files, rows, rejected, warnings, changes)
+        self._staging.record(number, done, segments)
         return done
 
     def finish(self) -> list[Done]:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from readers.checksum import canonical_json
 from readers.errors import DestinationError, printable
-from readers.manifest import MANIFEST_NAME, REJECTED_NAME, PackFile
+from readers.manifest import MANIFEST_NAME, PackFile
 
 # Columns of a finished shard's record. `entry` is the sample's row in the plan; the source's size
 # and time tell on resuming whether a file has changed.
@@ -43,6 +43,7 @@ ROW_DTYPE = np.dtype(
         ("checksum", "V16"),
         ("source_bytes", "<i8"),
         ("source_ns", "<i8"),
+        ("odd", "|u1"),
     ]
 )
 
@@ -67,6 +68,7 @@ class Done:
     rows: npt.NDArray[Any]
     rejected: list[Rejected]
     warnings: list[tuple[int, str]]  # (entry, warning)
+    changes: Mapping[str, int]  # what was done to files -> to how many
 
     def stamps(self) -> list[tuple[int, int, int]]:
         """(entry, size, time) of every file the shard covers, to notice a change."""
@@ -149,8 +151,13 @@ class Staging:
             done.append(record)
         return done
 
-    def record(self, number: int, done: Done) -> None:
-        """Put shard `number` and its record on disk: from now on it is finished."""
+    def record(
+        self, number: int, done: Done, segments: Sequence[npt.NDArray[Any] | None] = ()
+    ) -> None:
+        """Put shard `number` and its record on disk: from now on it is finished.
+
+        `segments`: for every row the offsets of a seekable JPEG, if it is one. They stay on disk.
+        """
         for file in done.files:
             sync(self.pack / file.name)
         sync(self.pack / "shards")
@@ -160,6 +167,7 @@ class Staging:
             "files": [[f.name, f.num_bytes, f.checksum] for f in done.files],
             "rejected": done.rejected,
             "warnings": done.warnings,
+            "changes": done.changes,
         }
         buffer = io.BytesIO()
         np.savez(
@@ -167,8 +175,16 @@ class Staging:
             allow_pickle=False,
             rows=done.rows,
             about=np.frombuffer(json.dumps(about).encode("ascii"), np.uint8),
+            **_joined(segments),
         )
         write_durably(self._record_path(number), buffer.getvalue())
+
+    def segments(self, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """What record() was given for shard `number`: how many offsets each row has, and all."""
+        with np.load(self._record_path(number), allow_pickle=False) as record:
+            if "segments" in record:
+                return record["num_segments"], record["segments"]
+            return np.zeros(len(record["rows"]), "<i8"), np.zeros(0, "<u4")
 
     def keep(self, done: Sequence[Done]) -> None:
         """Remove the records and files of all shards but the first ones, `done`.
@@ -193,7 +209,7 @@ class Staging:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as record:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as record:
                 about = json.loads(record["about"].tobytes())
                 rows = record["rows"]
         except (ValueError, KeyError, EOFError, BadZipFile):  # not by us, nor by a crash
@@ -205,6 +221,7 @@ class Staging:
             rows,
             [Rejected(*reject) for reject in about["rejected"]],
             [tuple(warning) for warning in about["warnings"]],
+            about["changes"],
         )
         in_place = all(
             (self.pack / file.name).is_file()
@@ -218,7 +235,7 @@ class Staging:
     def publish(self, manifest: str) -> None:
         """Write the manifest, the commit record, and give the pack its name."""
         index = self.pack / "index"
-        for path in (*index.iterdir(), index, self.pack / REJECTED_NAME, self.pack):
+        for path in (*index.iterdir(), index, *self.pack.glob("*.jsonl"), self.pack):
             sync(path)
         write_durably(self.pack / MANIFEST_NAME, manifest.encode("ascii"))
         if self.out.exists():
@@ -242,6 +259,15 @@ class Staging:
     def close(self) -> None:
         """Let another process work here; what is finished stays."""
         self._lock.close()
+
+
+def _joined(segments: Sequence[npt.NDArray[Any] | None]) -> dict[str, npt.NDArray[Any]]:
+    """The offsets of all rows one after another, and how many each has; nothing without any."""
+    found = [s.astype("<u4") for s in segments if s is not None]
+    if not found:
+        return {}
+    num_segments = [0 if s is None else len(s) for s in segments]
+    return {"num_segments": np.array(num_segments, "<i8"), "segments": np.concatenate(found)}
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -288,4 +314,5 @@ def _difference(before: bytes, plan: Mapping[str, Any]) -> str:
 
 
 def _cannot_write(error: OSError, path: Path) -> DestinationError:
-    return DestinationError(f"cannot be written: {error.strerror or error}", path=path)
+    reason = os.strerror(error.errno) if error.errno else error
+    return DestinationError(f"cannot be written: {reason}", path=path)

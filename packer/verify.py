@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,11 +12,11 @@ import numpy as np
 
 from readers import formats
 from readers.checksum import checksum, content_digest, file_checksum
-from readers.decode import UndecodableError, decode
 from readers.errors import DamagedPack
 from readers.index import Column, Keys, map_columns
-from readers.manifest import Manifest, PackFile, Shard
+from readers.manifest import MANIFEST_NAME, Manifest, PackFile, Shard
 from readers.pack import Pack
+from readers.seekable import segment_offsets
 
 from .examine import examine_apart
 
@@ -73,7 +74,7 @@ def verify(
     try:
         manifest = Manifest.load(path)
     except DamagedPack as error:
-        report.findings.append(Finding(error.reason, error.path))
+        report.findings.append(Finding(error.reason, MANIFEST_NAME))
         return report
     report.format, report.num_samples = manifest.format, manifest.num_samples
     report.content_digest = manifest.content_digest
@@ -95,6 +96,7 @@ class _Check:
         self._keys: Keys | None = None
 
     def run(self, quick: bool, decode_images: bool) -> None:
+        self._manifest_is_as_written()
         for file in self._manifest.files:
             if self._file_is_there(file) and not quick:
                 self._file_is_same(file)
@@ -114,6 +116,12 @@ class _Check:
                 )
 
     # Files
+
+    def _manifest_is_as_written(self) -> None:
+        """Its checksum is of what it says, and does not see a space that became another."""
+        text = (self._path / MANIFEST_NAME).read_bytes()
+        if text != json.dumps(json.loads(text), indent=1).encode("ascii") + b"\n":
+            self._found(Finding("says the same, but its text was changed", MANIFEST_NAME))
 
     def _file_is_there(self, file: PackFile) -> bool:
         path = self._path / file.name
@@ -142,9 +150,11 @@ class _Check:
     def _check_index(self, quick: bool) -> None:
         manifest = self._manifest
         try:
-            columns = map_columns(self._path, manifest.num_samples, list(manifest.fields))
+            listed = {file.name for file in manifest.files}
+            columns = map_columns(self._path, manifest.num_samples, list(manifest.fields), listed)
         except DamagedPack as error:
-            self._found(Finding(error.reason, error.path))
+            assert error.path is not None
+            self._found(Finding(error.reason, str(Path(error.path).relative_to(self._path))))
             return
         broken = list(_broken_promises(manifest, columns))
         for name, reason in broken:
@@ -197,6 +207,7 @@ class _Check:
         fields = list(self._manifest.fields)
         rows = slice(first, first + shard.num_samples)
         expected = {f: self._columns[f"{f}.checksum"][rows].tobytes() for f in fields}
+        lengths = {f: self._columns[f"{f}.length"][rows].tolist() for f in fields}
         num_values = 0
         try:
             for position, name, value in module.scan(self._path / "shards", shard.name, fields):
@@ -205,6 +216,9 @@ class _Check:
                     continue
                 if checksum(value) != expected[name][16 * position : 16 * position + 16]:
                     self._sample_found(first + position, f"the checksum of its {name} differs")
+                elif len(value) != lengths[name][position]:
+                    reason = f"its {name} has {len(value)} bytes, not {lengths[name][position]}"
+                    self._sample_found(first + position, reason)
         except DamagedPack as error:
             self._found(Finding(error.reason, f"shards/{shard.name}"))
             return
@@ -240,14 +254,16 @@ def decode_problem(pack: Pack, row: int) -> str | None:
     """Why the image of a row does not decode to the size the index states; None if it does."""
     index = pack.index
     try:
-        image = decode(pack.read(row), int(index["orientation"][row]))
-    except UndecodableError as error:
-        return f"the image cannot be decoded: {error}"
+        image = pack.image(row)
+        segments = pack.segments(row)
+        found = None if segments is None else segment_offsets(pack.read(row))
     except DamagedPack as error:
         return error.reason
     stated = (int(index["height"][row]), int(index["width"][row]), 3)
     if image.shape != stated:
         return f"the image decodes to {image.shape}, the index states {stated}"
+    if segments is not None and not np.array_equal(segments, [] if found is None else found):
+        return "its segments are not where the index places them"
     return None
 
 
@@ -270,6 +286,11 @@ def _broken_promises(manifest: Manifest, columns: dict[str, Column]) -> Iterator
             yield f"{name}.offset", "offsets are not the sums of the lengths before"
         if np.any(length <= 0):
             yield f"{name}.length", f"sample {int(np.argmax(length <= 0))} has no bytes"
+        bounds = columns.get(f"{name}.segment_offset")
+        if bounds is not None:
+            num_segments = len(columns.get(f"{name}.segments", []))
+            if bounds[0] != 0 or bounds[-1] != num_segments or np.any(np.diff(bounds) < 0):
+                yield f"{name}.segment_offset", "segments are missing or not tiled"
     yield from _broken_ranges(manifest, columns)
     bounds = columns["key_offset"]
     if bounds[0] != 0 or bounds[-1] != len(columns["keys"]) or np.any(np.diff(bounds) <= 0):

@@ -6,7 +6,8 @@ packing put it, never from the decoder: decoders disagree about broken EXIF and 
 
 from __future__ import annotations
 
-from typing import Any, cast
+import struct
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ except ImportError as _error:
         advice="pip install opencv-python-headless simplejpeg (opencv-python needs libGL)",
     ) from _error
 
+if TYPE_CHECKING:
+    from .odd import Rule
+
 Pixels = npt.NDArray[np.uint8]
 
 JPEG_MAGIC = b"\xff\xd8\xff"
@@ -32,11 +36,16 @@ class UndecodableError(ValueError):
     """The bytes are not an image that can be decoded; the text says why."""
 
 
-def decode(data: bytes | memoryview, orientation: int = 1) -> Pixels:
-    """Decode a stored JPEG or PNG to upright RGB, uint8, (height, width, 3).
+def decode(data: bytes | memoryview, orientation: int = 1, rule: Rule | None = None) -> Pixels:
+    """Decode a stored image to upright RGB, uint8, (height, width, 3).
 
-    `orientation` is EXIF's, 1 to 8. Raises UndecodableError.
+    `orientation` is EXIF's, 1 to 8. `rule` is for odd images that are stored as they were. Raises
+    UndecodableError.
     """
+    if rule is not None:
+        from .odd import canonical  # costs an import of Pillow
+
+        return canonical(data, rule)
     pixels = _decode_jpeg(data) if data[:3] == JPEG_MAGIC else None
     if pixels is None:
         pixels = _decode_any(data)
@@ -78,32 +87,40 @@ def decode_region(
     *,
     segments: npt.NDArray[Any] | None = None,
     reduce_to: tuple[int, int] | None = None,
+    rule: Rule | None = None,
 ) -> Pixels:
     """Decode the part `box` of an image: left, top, width and height in upright pixels.
 
     `image_size` is the upright (width, height) of the whole. With `segments` (the offsets of a
     seekable JPEG) only the restart segments that cover the box are decoded. With `reduce_to`, a
     (width, height), a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where the box then still has
-    that many pixels; the result is the smaller. Otherwise the pixels are those of `decode`.
+    that many pixels; the result is the smaller. Otherwise the pixels are those of `decode`, which
+    also has `rule`.
     Raises UndecodableError.
     """
     left, top, width, height = _as_stored(box, image_size, orientation)
-    shrink = 1
-    if data[:3] == JPEG_MAGIC:
-        if segments is not None and len(segments):
-            part, left, top = seekable.crop(data, segments, left, top, width, height)
-            data = memoryview(part)
-        elif reduce_to is not None:
+    pixels, shrink = None, 1
+    if rule is not None:
+        pixels = decode(data, rule=rule)
+    elif data[:3] == JPEG_MAGIC:
+        if reduce_to is not None:
             shrink = _shrink(box[2], box[3], reduce_to)
+        if segments is not None and len(segments) and box[2:] != image_size:
+            try:
+                part, left, top = seekable.crop(data, segments, left, top, width, height)
+            except (ValueError, IndexError, ZeroDivisionError, struct.error) as error:
+                raise UndecodableError(f"its segments are misplaced: {error}") from None
+            data = memoryview(part)
         pixels = _decode_jpeg(data, shrink)
-    else:
-        pixels = None
     if pixels is None:
         pixels, shrink = _decode_any(data), 1
     if shrink > 1:
         left, top = left // shrink, top // shrink
-        width, height = width // shrink, height // shrink
-    return upright(pixels[top : top + height, left : left + width], orientation)
+        width, height = -(-width // shrink), -(-height // shrink)
+    region = pixels[top : top + height, left : left + width]
+    if region.shape[:2] != (height, width):
+        raise UndecodableError(f"the decoder gives {pixels.shape[1]}x{pixels.shape[0]} pixels")
+    return upright(region, orientation)
 
 
 def _shrink(width: int, height: int, least: tuple[int, int]) -> int:
@@ -126,7 +143,8 @@ def _as_stored(
     return (top, left, height, width) if orientation >= 5 else (left, top, width, height)
 
 
-_FLIPPED_ROWS, _FLIPPED_COLUMNS = (3, 4, 7, 8), (2, 3, 6, 7)
+# Orientations that store the upright image's columns (the x axis), rows (y), in reverse.
+FLIPPED_AXES = _FLIPPED_COLUMNS, _FLIPPED_ROWS = (2, 3, 6, 7), (3, 4, 7, 8)
 
 
 def upright(pixels: npt.NDArray[Any], orientation: int) -> Pixels:

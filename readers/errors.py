@@ -8,6 +8,7 @@ cannot be written · 7 not a pack this version can read · 130 interrupted.
 from __future__ import annotations
 
 import os
+import re
 
 
 class DspackError(Exception):
@@ -55,8 +56,9 @@ def _rebuild(cls: type[DspackError], reason: str, fields: dict[str, object]) -> 
 
 
 def printable(name: str) -> str:
-    """`name` with the bytes that are not UTF-8 (surrogate escapes) shown as `\\xNN`."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    """`name` with control characters, and bytes that are not UTF-8, shown as `\\xNN`."""
+    text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 class DamagedPack(DspackError):

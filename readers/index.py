@@ -7,7 +7,7 @@ pages. Integers are signed 64-bit wherever they count bytes: NumPy turns uint64 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .checksum import CHECKSUM_BYTES
 from .errors import DamagedPack
+from .mapped import map_npy
 
 Column = npt.NDArray[Any]
 
@@ -37,6 +38,13 @@ FIELD_COLUMNS = {
     "checksum": ("|u1", "n x 16 rows: xxh3-128 of the stored value, big-endian"),
 }
 
+# Of a field, too, but a pack has them only where they are needed; its manifest lists the files.
+OPTIONAL_COLUMNS = {
+    "odd": ("|u1", "1 where the value is to be decoded by the field's rule for odd images"),
+    "segment_offset": ("<i8", "n+1 rows: value i has segments[segment_offset[i]:…[i+1]]"),
+    "segments": ("<u4", "the offsets of seekable JPEGs, see readers.seekable; other values: none"),
+}
+
 
 def column_names(fields: Sequence[str]) -> list[str]:
     """Every column of a pack with these fields, in the order they are written."""
@@ -47,7 +55,8 @@ def column_dtype(name: str) -> np.dtype[Any]:
     """The dtype of the column `name`."""
     if name in SAMPLE_COLUMNS:
         return np.dtype(SAMPLE_COLUMNS[name][0])
-    return np.dtype(FIELD_COLUMNS[name.rpartition(".")[2]][0])
+    part = name.rpartition(".")[2]
+    return np.dtype((FIELD_COLUMNS.get(part) or OPTIONAL_COLUMNS[part])[0])
 
 
 def column_path(pack: Path, name: str) -> Path:
@@ -61,17 +70,43 @@ def save_columns(pack: Path, columns: Mapping[str, Column]) -> list[str]:
     for name, column in columns.items():
         column = np.ascontiguousarray(column, column_dtype(name))
         np.save(column_path(pack, name), column, allow_pickle=False)
-    return [f"index/{name}.npy" for name in columns]
+    return [file_name(name) for name in columns]
 
 
-def map_columns(pack: Path, num_samples: int, fields: Sequence[str]) -> dict[str, Column]:
-    """Map every column read-only; raises DamagedPack where one is missing or misshapen."""
-    columns = {name: map_column(pack, name) for name in column_names(fields)}
-    for name, column in columns.items():
-        expected: tuple[int, ...] | None = {"keys": None, "key_offset": (num_samples + 1,)}.get(
-            name, (num_samples,)
+def save_pieces(pack: Path, name: str, num_values: int, pieces: Iterable[Column]) -> str:
+    """Write one 1-D column piece by piece, since it may be large; returns its file's name."""
+    dtype = column_dtype(name)
+    with column_path(pack, name).open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": dtype.str, "fortran_order": False, "shape": (num_values,)}
         )
-        if name.endswith(".checksum"):
+        for piece in pieces:
+            file.write(np.ascontiguousarray(piece, dtype).data)
+    return file_name(name)
+
+
+def file_name(name: str) -> str:
+    """The file of the column `name`, below the pack."""
+    return f"index/{name}.npy"
+
+
+def map_columns(
+    pack: Path, num_samples: int, fields: Sequence[str], files: Collection[str] = ()
+) -> dict[str, Column]:
+    """Map every column read-only, and the optional ones that are among a pack's `files`.
+
+    Raises DamagedPack where one is missing or misshapen.
+    """
+    optional = [f"{field}.{part}" for field in fields for part in OPTIONAL_COLUMNS]
+    names = column_names(fields) + [name for name in optional if file_name(name) in files]
+    columns = {name: map_column(pack, name) for name in names}
+    for name, column in columns.items():
+        expected: tuple[int, ...] | None = (num_samples,)
+        if name == "keys" or name.endswith(".segments"):
+            expected = None
+        elif name == "key_offset" or name.endswith(".segment_offset"):
+            expected = (num_samples + 1,)
+        elif name.endswith(".checksum"):
             expected = (num_samples, CHECKSUM_BYTES)
         if expected is not None and column.shape != expected:
             raise DamagedPack(
@@ -86,12 +121,12 @@ def map_column(pack: Path, name: str) -> Column:
     """Map one column read-only; raises DamagedPack when it is missing or not the right dtype."""
     path = column_path(pack, name)
     try:
-        column = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        column = map_npy(path)
     except FileNotFoundError:
         raise DamagedPack("the column is missing", path=path) from None
-    except Exception as error:  # a damaged header makes np.load raise almost anything
-        raise DamagedPack(f"the column cannot be mapped: {error}", path=path) from None
-    if column.dtype != column_dtype(name) or not column.flags.c_contiguous:
+    except OSError as error:
+        raise DamagedPack(f"the column cannot be read: {error.strerror}", path=path) from None
+    if column.dtype != column_dtype(name):
         raise DamagedPack(f"the column is {column.dtype}, not {column_dtype(name)}", path=path)
     return column
 

@@ -8,41 +8,35 @@ with tensors.
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from .augment import center_crops, flips, random_resized_crops
-from .decode import UndecodableError, decode, decode_region
+from .buffers import Buffers
 from .errors import DamagedPack, DamagedSample, DspackError
-from .order import Order, Picked, Shuffle
-from .pack import Pack, Stored
+from .order import Order, Shuffle
+from .pack import Pack
+from .pipeline import Pipeline
+from .render import Layout, Renderer, Transform
 
-Pixels = npt.NDArray[np.uint8]
-Transform = Callable[[Pixels, np.random.Generator], npt.NDArray[Any]]
-
-# A thread takes this many samples at a time: enough to share the cost of handing them over, few
-# enough that the threads end a batch together.
-_CHUNK_SAMPLES = 4
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
 
 @dataclass
 class Batch:
-    """`images` (n, height, width, 3) or, with layout="NCHW", (n, 3, height, width); `labels` (n)
-    int64; `samples` (n) int64, the samples' numbers in the pack or its split; `fields` the stored
-    bytes of other fields, when asked for."""
+    """n samples: `images` (n, height, width, 3) or, with layout="NCHW", (n, 3, height, width);
+    `labels` (n,) int64; `samples` (n,) int64, their numbers in the pack or its split; `fields`
+    name -> the n stored values of a further field."""
 
     images: npt.NDArray[Any]
     labels: npt.NDArray[np.int64]
     samples: npt.NDArray[np.int64]
-    fields: dict[str, list[bytes]] = field(default_factory=dict)
+    fields: dict[str, list[bytes]]
 
 
 class BatchLoader:
@@ -51,7 +45,9 @@ class BatchLoader:
     The order is a pure function of (seed, epoch), what is done to a sample of (seed, epoch,
     sample): the batches are the same with any number of threads. An epoch that was iterated to
     its end is followed by the next one; `set_epoch` chooses, `state_dict` and `load_state_dict`
-    go on in the middle of one.
+    go on in the middle of one. A batch stays valid until the last view of it is dropped; then its
+    memory is used again. OpenCV's own threads are turned off for the whole process: a picture is
+    too small to share.
     """
 
     def __init__(
@@ -77,39 +73,46 @@ class BatchLoader:
         exact: bool = False,
         transform: Transform | None = None,
         fields: Sequence[str] = (),
-        layout: Literal["NHWC", "NCHW"] = "NHWC",
-        dtype: npt.DTypeLike = np.uint8,
+        layout: Layout = "NHWC",
+        dtype: npt.DTypeLike | None = None,
         normalize: tuple[Sequence[float], Sequence[float]] | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         check: bool = True,
         prefetch_batches: int = 3,
+        allocate: Allocate | None = None,
     ) -> None:
-        """Images come out `size` by `size`.
+        """Images come out `size` by `size`, uint8 RGB.
 
         train=True: a random crop as torchvision's RandomResizedCrop makes it (`scale`, `ratio`;
-        scale=None takes the whole image), resized bilinearly, mirrored with probability `flip`;
-        shuffled, and without the samples that fill no batch. train=False: the shorter side is
-        resized to `resize` (by default size * 256 / 224), antialiased as Pillow and torchvision
-        do, and the centre is cut out; in order, to the last sample.
+        scale=None takes the whole image), resized bilinearly without antialiasing, mirrored with
+        probability `flip`; shuffled, and without the samples that fill no batch. train=False: the
+        shorter side is resized to `resize` (by default size * 256 / 224), antialiased as Pillow
+        and torchvision do, and the centre is cut out; in order, to the last sample.
 
-        threads: default, the processors. exact=True never decodes a JPEG at reduced size.
-        transform(pixels, random): does all of that itself; it gets upright uint8 RGB pixels and a
-        generator that depends on (seed, epoch, sample) alone, and returns an array whose shape is
-        the same for every sample. layout, dtype, normalize ((mean, std) a channel, in 0..255) make
-        other batches than uint8 (n, height, width, 3). on_error="skip" takes the next sample of
-        the epoch for a damaged one, and lists it in `skipped`. check compares checksums.
-        rank, world_size, subset, weights: see readers.order. prefetch_batches: how many are ready
-        or being made ahead of the one asked for.
+        threads: default, the processors. exact=True never decodes a JPEG at reduced size, which
+        is otherwise done where at least the result's pixels (train) or twice as many in each
+        direction (eval) are left. transform(pixels, random) does all of that itself: it gets
+        upright uint8 RGB (height, width, 3) that it may change, and a generator that depends on
+        (seed, epoch, sample) alone; it returns an array, whose shape and dtype are the same for
+        every sample. layout, dtype and normalize ((mean, std) a channel, in 0..255; makes float32
+        unless dtype says otherwise) give other batches than uint8 (n, height, width, 3).
+
+        on_error="skip" takes the next sound sample of the epoch's order for a damaged one, and
+        adds its key to `skipped`. check compares checksums. rank, world_size, subset, weights,
+        shuffle, drop_last: see readers.order.Order. prefetch_batches: how many are ready or being
+        made ahead of the one asked for. allocate(shape, dtype) makes the memory of a batch.
+
+        Raises NotAPack, DamagedPack, DspackError for an unknown split or field, ValueError for
+        options that contradict each other and where there is no batch; while iterating,
+        DamagedSample and what `transform` raises.
         """
         self.pack = Pack(path, split, check=check)
-        self.size, self.train = size, train
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = len(os.sched_getaffinity(0)) if threads is None else threads
+        if self.threads < 1 or prefetch_batches < 0 or size < 1:
+            raise ValueError(f"{threads=}, {prefetch_batches=}, {size=}")
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f'on_error is {on_error!r}, not "raise" or "skip"')
         self.seed = seed
-        self.scale, self.ratio, self.flip = scale, ratio, flip
-        self.resize = resize or round(size * 256 / 224)
-        self.exact, self.transform, self.fields = exact, transform, tuple(fields)
-        self.layout, self.dtype = layout, np.dtype(dtype)
-        self._normalize = _normalization(normalize)
         self.on_error = on_error
         self.prefetch_batches = prefetch_batches
         self.skipped: list[str] = []
@@ -124,374 +127,148 @@ class BatchLoader:
             subset=subset,
             weights=weights,
         )
+        self.renderer = Renderer(
+            self.pack,
+            fields=fields,
+            seed=seed,
+            size=size,
+            train=train,
+            scale=scale,
+            ratio=ratio,
+            flip=flip,
+            resize=resize,
+            exact=exact,
+            transform=transform,
+            layout=layout,
+            dtype=dtype,
+            normalize=normalize,
+        )
         self.epoch = 0
         self._first_batch = self._batches_given = 0
-        self._buffers = Buffers()
+        self.allocate = allocate or Buffers().take
+        cv2.setNumThreads(0)
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Batches in an epoch, the same in every epoch and on every rank."""
         return len(self.order)
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next iter() gives, from its start."""
-        self.epoch = epoch
-        self._first_batch = self._batches_given = 0
+        """The epoch that the next iter() gives: from its start, or, if a loaded state lies in it,
+        from there."""
+        if epoch != self.epoch:
+            self.epoch, self._first_batch = epoch, 0
+        self._batches_given = self._first_batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: call it between two batches."""
-        return {
-            "epoch": self.epoch,
-            "batches": self._batches_given,
-            "seed": self.seed,
-            "content_digest": self.pack.content_digest,
-        }
+        """Where the loader is: call it between two batches. The same on every rank."""
+        return {"epoch": self.epoch, "batches": self._batches_given, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: the next iter() gives the batches that were to come.
+        """Go on from a state: the next iter() gives the batches of the epoch that were to come.
 
-        Raises DspackError for the state of another pack or seed: its batches cannot come again.
+        Raises DspackError for the state of a loader that gives other batches.
         """
-        mine = self.state_dict()
-        for name in ("seed", "content_digest"):
-            if state[name] != mine[name]:
+        for name, mine in self._identity().items():
+            if state[name] != mine:
                 raise DspackError(
-                    f"the saved state has {name} {state[name]!r}, this loader {mine[name]!r}",
+                    f"the saved state has {name} {state[name]!r}, this loader {mine!r}",
                     path=self.pack.path,
                 )
         self.epoch = state["epoch"]
         self._first_batch = self._batches_given = state["batches"]
 
+    def _identity(self) -> dict[str, Any]:
+        """What decides which batches there are."""
+        return {
+            "content_digest": self.pack.content_digest,
+            "seed": self.seed,
+            "num_samples": self.order.num_samples,
+            "batch_size": self.order.batch_size,
+            "world_size": self.order.world_size,
+        }
+
     def __iter__(self) -> Iterator[Batch]:
         first, self._first_batch = self._first_batch, 0
-        self._batches_given = first
-        run = _Run(self, self.epoch, first)
-        try:
-            for _ in range(first, len(self)):
-                batch = run.next_batch()
+        epoch, self._batches_given = self.epoch, first
+        with Pipeline(
+            lambda number: _BatchJob(self, epoch, number),
+            range(first, len(self)),
+            num_threads=self.threads,
+            ahead=self.prefetch_batches,
+        ) as jobs:
+            for batch in map(_BatchJob.batch, jobs):
                 self._batches_given += 1
                 yield batch
-                del batch  # or its buffer could not be used again until the next one is there
-        finally:
-            run.stop()
-        self.epoch, self._batches_given = self.epoch + 1, 0
+                del batch  # or its memory could not be used again until the next one is there
+        self.epoch, self._batches_given = epoch + 1, 0
 
-    # What the threads do
 
-    def allocate(self, num_samples: int) -> npt.NDArray[Any]:
-        """Memory for the images of a batch: one that nobody looks at any more, or a new one."""
-        shape: tuple[int, ...] = (self.size, self.size, 3)
-        if self.transform is not None:
-            shape = self._transformed_shape
-        elif self.layout == "NCHW":
-            shape = (3, self.size, self.size)
-        return self.take_buffer((num_samples, *shape))
+class _BatchJob:
+    """One batch on its way; each sample is a part."""
 
-    def take_buffer(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        return self._buffers.take(shape, self.dtype)
+    def __init__(self, loader: BatchLoader, epoch: int, number: int) -> None:
+        self._loader, self._epoch = loader, epoch
+        picked = loader.order.batch(epoch, number)
+        self._places = picked.places
+        self._tasks = loader.renderer.tasks(epoch, picked)
+        self.num_parts = len(self._tasks)
+        self._values = {name: [b""] * self.num_parts for name in loader.renderer.fields}
+        self._images: npt.NDArray[Any] | None = None
+        self._lock = threading.Lock()
+        if loader.renderer.transform is None:
+            shape = (self.num_parts, *loader.renderer.shape)
+            self._images = loader.allocate(shape, loader.renderer.dtype)
 
-    @property
-    def _transformed_shape(self) -> tuple[int, ...]:
-        if not hasattr(self, "_shape"):
-            assert self.transform is not None
-            first = self.transform(self.pack.image(0), np.random.default_rng(0))
-            self._shape = np.asarray(first).shape
-        return self._shape
-
-    def plan(self, epoch: int, picked: Picked) -> _Plan:
-        """Everything about a batch that can be worked out for all its samples at once."""
-        pack, samples = self.pack, picked.samples
-        rows = pack.rows_at(samples)
-        stored = pack.stored(rows, "image")
-        for value in stored:
-            pack.announce(value, "image")
-        widths, heights = pack.index["width"][rows], pack.index["height"][rows]
-        boxes: list[Any]
-        mirrored = [False] * len(samples)
-        if not self.train:
-            boxes = center_crops(widths, heights, self.resize, self.size).tolist()
-        elif self.scale is None:
-            boxes = [(0, 0, w, h) for w, h in zip(widths.tolist(), heights.tolist(), strict=True)]
-        else:
-            boxes = random_resized_crops(
-                widths, heights, self.seed, epoch, picked.draws, self.scale, self.ratio
-            ).tolist()
-        if self.train and self.flip:
-            mirrored = flips(self.seed, epoch, picked.draws, self.flip).tolist()
-        return _Plan(
-            epoch=epoch,
-            picked=picked,
-            rows=rows,
-            stored=stored,
-            sizes=list(zip(widths.tolist(), heights.tolist(), strict=True)),
-            orientations=pack.index["orientation"][rows].tolist(),
-            boxes=boxes,
-            mirrored=mirrored,
-            batch=Batch(
-                self.allocate(len(samples)),
-                pack.index["label"][rows],
-                samples,
-                {name: [b""] * len(samples) for name in self.fields},
-            ),
+    def batch(self) -> Batch:
+        """The batch, when all its parts are done."""
+        assert self._images is not None
+        return Batch(
+            self._images,
+            np.array([task.label for task in self._tasks]),
+            np.array([task.sample for task in self._tasks]),
+            self._values,
         )
 
-    def fill(self, plan: _Plan, i: int) -> None:
-        """Make image `i` of a batch. Raises DamagedSample."""
+    def do(self, part: int) -> None:
+        """Make a sample, or, where it is damaged and that is wanted, the next sound one."""
         try:
-            data = self.pack.value(plan.stored[i], "image")
-            self._draw(plan, i, data)
-            for name, values in plan.batch.fields.items():
-                values[i] = self.pack.read(int(plan.picked.samples[i]), name)
-        except (UndecodableError, DamagedPack) as error:
-            if self.on_error == "raise" or plan.is_replacement:
-                if isinstance(error, UndecodableError):
-                    reason = f"the image cannot be decoded: {error}"
-                    raise self.pack.damaged(int(plan.rows[i]), reason) from None
+            self._make(part)
+        except DamagedSample:
+            if self._loader.on_error == "raise":
                 raise
-            self._replace(plan, i)
+            self._loader.skipped.append(self._loader.pack.keys[self._tasks[part].sample])
+            self._make_another(part)
 
-    def _draw(self, plan: _Plan, i: int, data: memoryview) -> None:
-        out = plan.batch.images[i]
-        if self.transform is not None:
-            pixels = self._whole(data, plan.orientations[i])
-            key = [self.seed % 2**64, (plan.epoch << 40) + int(plan.picked.draws[i])]
-            random = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
-            out[...] = self.transform(pixels, random)
-            return
-        target = out
-        if self._normalize is not None or out.dtype != np.uint8 or self.layout == "NCHW":
-            target = np.empty((self.size, self.size, 3), np.uint8)
-        if self.train:
-            self._draw_train(plan, i, data, target)
+    def _make(self, part: int) -> None:
+        renderer, task = self._loader.renderer, self._tasks[part]
+        if renderer.transform is None:
+            assert self._images is not None
+            renderer.render(task, self._images[part])
         else:
-            self._draw_eval(plan, i, data, target)
-        if target is not out:
-            self._finish(target, out)
+            self._put(part, renderer.transformed(task))
+        for (name, values), stored in zip(self._values.items(), task.fields, strict=True):
+            values[part] = bytes(self._loader.pack.value(stored, name))
 
-    def _draw_train(self, plan: _Plan, i: int, data: memoryview, target: Pixels) -> None:
-        size, box = self.size, plan.boxes[i]
-        pixels = self._region(plan, i, data, box, None if self.exact else (size, size))
-        if plan.mirrored[i]:
-            if pixels.shape == target.shape:
-                cv2.flip(pixels, 1, dst=target)
-                return
-            cv2.resize(pixels, (size, size), dst=target, interpolation=cv2.INTER_LINEAR)
-            cv2.flip(target, 1, dst=target)
-        else:
-            # OpenCV copies where the size is right already.
-            cv2.resize(pixels, (size, size), dst=target, interpolation=cv2.INTER_LINEAR)
+    def _put(self, part: int, image: npt.NDArray[Any]) -> None:
+        with self._lock:
+            if self._images is None:  # what a transform returns is known from its first result
+                shape = (self.num_parts, *image.shape)
+                self._images = self._loader.allocate(shape, image.dtype)
+        expected = self._images
+        if (image.shape, image.dtype) != (expected.shape[1:], expected.dtype):
+            raise ValueError(
+                f"the transform returned {image.dtype} {image.shape}, and {expected.dtype} "
+                f"{expected.shape[1:]} for another sample: they do not fit into one batch"
+            )
+        expected[part] = image
 
-    def _draw_eval(self, plan: _Plan, i: int, data: memoryview, target: Pixels) -> None:
-        from PIL import Image
-
-        left, top, width, height = plan.boxes[i]
-        # Pillow's filter reaches past the box by one target pixel, so it gets the whole image. A
-        # JPEG may come at reduced size while twice the pixels are left: Pillow's own "fair" rule.
-        whole = (0, 0, *plan.sizes[i])
-        least = None if self.exact else (2 * self.resize, 2 * self.resize)
-        pixels = self._region(plan, i, data, whole, least)
-        shrink_x, shrink_y = plan.sizes[i][0] / pixels.shape[1], plan.sizes[i][1] / pixels.shape[0]
-        if (width, height) == (self.size, self.size) and float(left).is_integer():
-            x, y = round(left), round(top)
-            target[...] = pixels[y : y + self.size, x : x + self.size]
-            return
-        box = (
-            max(left / shrink_x, 0.0),
-            max(top / shrink_y, 0.0),
-            min((left + width) / shrink_x, pixels.shape[1]),
-            min((top + height) / shrink_y, pixels.shape[0]),
-        )
-        image = Image.fromarray(pixels)
-        shown = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
-        target[...] = np.asarray(shown)
-
-    def _region(
-        self,
-        plan: _Plan,
-        i: int,
-        data: memoryview,
-        box: tuple[int, int, int, int],
-        least: tuple[int, int] | None,
-    ) -> Pixels:
-        about = self.pack.manifest.fields["image"]
-        if about.kind == "array":
-            left, top, width, height = box
-            array = np.frombuffer(data, about.dtype).reshape(about.shape or ())
-            return array[top : top + height, left : left + width]
-        return decode_region(
-            data,
-            plan.orientations[i],
-            plan.sizes[i],
-            box,
-            segments=self.pack.segments(int(plan.rows[i])),
-            reduce_to=least,
-        )
-
-    def _whole(self, data: memoryview, orientation: int) -> Pixels:
-        about = self.pack.manifest.fields["image"]
-        if about.kind == "array":
-            return np.frombuffer(data, about.dtype).reshape(about.shape or ())
-        return decode(data, orientation)
-
-    def _finish(self, pixels: Pixels, out: npt.NDArray[Any]) -> None:
-        source = pixels if self.layout == "NHWC" else pixels.transpose(2, 0, 1)
-        if self._normalize is None:
-            out[...] = source
-            return
-        factor, shift = self._normalize
-        if self.layout == "NCHW":
-            factor, shift = factor[:, None, None], shift[:, None, None]
-        np.add(source * factor, shift, out=out, casting="unsafe")
-
-    def _replace(self, plan: _Plan, i: int) -> None:
-        """Put the next sound sample of the epoch's order in the place of a damaged one."""
-        self.skipped.append(self.pack.keys[int(plan.picked.samples[i])])
-        for step in range(1, self.order.num_samples):
-            picked = self.order.at(plan.epoch, int(plan.picked.places[i]) + step)
-            substitute = self.plan(plan.epoch, picked)
-            substitute.is_replacement = True
+    def _make_another(self, part: int) -> None:
+        loader, place = self._loader, int(self._places[part])
+        for step in range(1, loader.order.num_samples):
+            picked = loader.order.at(self._epoch, place + step)
+            (self._tasks[part],) = loader.renderer.tasks(self._epoch, picked)
             try:
-                self.fill(substitute, 0)
+                return self._make(part)
             except DamagedSample:
                 continue
-            plan.batch.images[i] = substitute.batch.images[0]
-            plan.batch.labels[i] = substitute.batch.labels[0]
-            plan.batch.samples[i] = substitute.batch.samples[0]
-            for name, values in substitute.batch.fields.items():
-                plan.batch.fields[name][i] = values[0]
-            return
-        raise DamagedPack("every sample is damaged", path=self.pack.path)
-
-
-def _normalization(
-    normalize: tuple[Sequence[float], Sequence[float]] | None,
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
-    """(mean, std) as the factor and shift of one multiplication and one addition."""
-    if normalize is None:
-        return None
-    mean, std = (np.asarray(part, np.float32) for part in normalize)
-    return (1 / std).astype(np.float32), (-mean / std).astype(np.float32)
-
-
-@dataclass
-class _Plan:
-    """One batch on its way: what to do for each sample, and where the result goes."""
-
-    epoch: int
-    picked: Picked
-    rows: npt.NDArray[np.int64]
-    stored: list[Stored]
-    sizes: list[tuple[int, int]]
-    orientations: list[int]
-    boxes: list[Any]
-    mirrored: list[bool]
-    batch: Batch
-    is_replacement: bool = False
-
-
-class _Slot(NamedTuple):
-    plan: _Plan
-    progress: list[int]  # samples taken by threads, samples finished
-    errors: list[tuple[int, BaseException]]
-
-
-class _Run:
-    """The threads of one epoch, and the batches that they are working on."""
-
-    def __init__(self, loader: BatchLoader, epoch: int, first: int) -> None:
-        self._loader = loader
-        self._epoch, self._next_number = epoch, first
-        self._slots: deque[_Slot] = deque()
-        self._changed = threading.Condition()
-        self._stopped = False
-        cv2.setNumThreads(0)  # one picture is too small to share
-        self._threads = [
-            threading.Thread(target=self._work, name=f"loader-{i}", daemon=True)
-            for i in range(loader.threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def next_batch(self) -> Batch:
-        """Wait for the next batch. Raises what went wrong while it was made."""
-        with self._changed:
-            self._changed.wait_for(self._is_ready)
-            slot = self._slots.popleft()
-            self._changed.notify_all()
-        if slot.errors:
-            raise min(slot.errors, key=lambda pair: pair[0])[1]
-        return slot.plan.batch
-
-    def _is_ready(self) -> bool:
-        if not self._slots:
-            return False
-        slot = self._slots[0]
-        return slot.progress[1] == len(slot.plan.stored)
-
-    def stop(self) -> None:
-        """End the threads; each finishes the few samples it has taken."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            slot, start, stop = taken
-            for i in range(start, stop):
-                try:
-                    self._loader.fill(slot.plan, i)
-                except BaseException as error:
-                    slot.errors.append((i, error))
-            with self._changed:
-                slot.progress[1] += stop - start
-                if slot.progress[1] == len(slot.plan.stored):
-                    self._changed.notify_all()
-
-    def _take(self) -> tuple[_Slot, int, int] | None:
-        """The next few samples to work on, of the oldest batch that has some left."""
-        with self._changed:
-            while not self._stopped:
-                for slot in self._slots:
-                    start, size = slot.progress[0], len(slot.plan.stored)
-                    if start < size:
-                        slot.progress[0] = min(start + _CHUNK_SAMPLES, size)
-                        return slot, start, slot.progress[0]
-                if not self._begin_batch():
-                    self._changed.wait()
-            return None
-
-    def _begin_batch(self) -> bool:
-        """Plan one more batch, unless enough are on their way."""
-        loader = self._loader
-        if self._next_number >= len(loader) or len(self._slots) > loader.prefetch_batches:
-            return False
-        picked = loader.order.batch(self._epoch, self._next_number)
-        self._next_number += 1
-        self._slots.append(_Slot(loader.plan(self._epoch, picked), [0, 0], []))
-        return True
-
-
-class Buffers:
-    """Batch-sized arrays that are used again when nothing refers to them any more.
-
-    Fresh memory costs a page fault every 4 KiB, which is more than a copy of raw pixels takes.
-    An array that was handed out, a slice of it, and a tensor made from either all refer to the
-    buffer, so its reference count tells whether somebody still looks.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: list[npt.NDArray[Any]] = [np.empty(0, np.uint8)]
-        for buffer in self._buffers:  # in the very way that take() looks: it differs by version
-            self._unused = sys.getrefcount(buffer)
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array of this shape with arbitrary content."""
-        num_bytes = int(np.prod(shape)) * dtype.itemsize
-        for buffer in self._buffers:
-            if buffer.nbytes >= num_bytes and sys.getrefcount(buffer) == self._unused:
-                break
-        else:
-            buffer = np.empty(num_bytes, np.uint8)
-            self._buffers.append(buffer)
-        return buffer[:num_bytes].view(dtype).reshape(shape)
+        raise DamagedPack("every sample is damaged", path=loader.pack.path)

@@ -37,11 +37,13 @@ class Shard:
 @dataclass(frozen=True)
 class Field:
     """How a field is stored: "encoded" (an image file), "bytes" (anything), or "array": every
-    value is the C-ordered bytes of an array of one `dtype` and `shape`."""
+    value is the C-ordered bytes of an array of one `dtype` and `shape`. `odd` is the rule by which
+    values are decoded that the column FIELD.odd marks: the members of readers.odd.Rule."""
 
     kind: str = "encoded"
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
+    odd: dict[str, Any] | None = None
 
     KINDS: ClassVar[tuple[str, ...]] = ("encoded", "bytes", "array")
 
@@ -135,7 +137,8 @@ def _field(about: dict[str, Any], path: Path) -> Field:
             advice="install a newer dspack",
         )
     shape = about["shape"]
-    return Field(about["kind"], about["dtype"], None if shape is None else tuple(shape))
+    shape = None if shape is None else tuple(shape)
+    return Field(about["kind"], about["dtype"], shape, about.get("odd"))
 
 
 def _files(rows: list[dict[str, Any]]) -> tuple[PackFile, ...]:

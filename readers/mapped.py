@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+import re
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from .errors import DamagedPack
+
+_NPY_MAGIC = b"\x93NUMPY\x01\x00"
+_NPY_HEADER = re.compile(
+    rb"\{'descr': '([<|][iu][1248])', 'fortran_order': False, "
+    rb"'shape': \(([0-9]{1,18}),(?: ([0-9]{1,18}))?\), \} *\n"
+)
+_NPY_HEADER_BYTES_MAX = 256
 
 
 class MappedValues:
@@ -36,3 +49,29 @@ class MappedValues:
         first = self._start + offset
         page = first - first % mmap.PAGESIZE
         self._map.madvise(mmap.MADV_WILLNEED, page, first + length - page)
+
+
+def read_npy_header(path: Path) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """(dtype, shape, where the data begin) of a .npy file of integers as np.save writes it.
+
+    NumPy's own reader is not used: it runs Python's parser over the header, which fails in many
+    ways on a damaged one, and in Python 3.11 at times when two threads parse at once. Raises
+    OSError, DamagedPack.
+    """
+    with path.open("rb") as file:
+        head = file.read(_NPY_HEADER_BYTES_MAX)
+    start = len(_NPY_MAGIC) + 2
+    stop = start + int.from_bytes(head[len(_NPY_MAGIC) : start], "little")
+    found = _NPY_HEADER.fullmatch(head[start:stop])
+    if not head.startswith(_NPY_MAGIC) or found is None:
+        raise DamagedPack("it has no .npy header, or a damaged one", path=path)
+    dtype, *sizes = found.groups()
+    return np.dtype(dtype.decode()), tuple(int(size) for size in sizes if size is not None), stop
+
+
+def map_npy(path: Path) -> npt.NDArray[Any]:
+    """Map a .npy file of integers read-only. Raises OSError, DamagedPack."""
+    dtype, shape, start = read_npy_header(path)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    values = MappedValues(path, start, num_bytes).view(0, num_bytes)
+    return np.frombuffer(values, dtype).reshape(shape)

@@ -53,20 +53,22 @@ class Order:
         draws with replacement, as many as there are samples. With `drop_last` the samples that do
         not fill a batch on every rank are left for another epoch; without it the last batches are
         short, and at most world_size - 1 samples from the epoch's start pad them to equal length.
-        Raises ValueError for arguments that contradict each other.
+        shuffle="blocks" keeps reads local, for packs larger than memory. Raises ValueError for
+        arguments that contradict each other, and where there is not one batch.
         """
         if batch_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"batch_size {batch_size}, rank {rank} of {world_size}")
-        self._subset = None if subset is None else np.asarray(subset, np.int64)
+        self._subset = None if subset is None else _checked(subset, num_samples)
         self.num_samples = num_samples if self._subset is None else len(self._subset)
-        if self._subset is not None and len(self._subset):
-            low, high = int(self._subset.min()), int(self._subset.max())
-            if low < 0 or high >= num_samples:
-                raise ValueError(f"subset has {low} to {high}, there are {num_samples} samples")
         self._cumulative = _cumulative(weights, self.num_samples)
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
         self._cached: tuple[int, Rows] | None = None
+        if len(self) == 0:
+            short = (
+                f"{self.num_samples} samples are no batch of {batch_size} on {world_size} rank(s)"
+            )
+            raise ValueError(f"{short}: use a smaller batch_size, or drop_last=False")
 
     def __len__(self) -> int:
         """Batches in an epoch: the same on every rank."""
@@ -108,6 +110,17 @@ class Order:
         return epoch_order(n, self.seed, epoch) if self.shuffle else np.arange(n)
 
 
+def _checked(subset: Sequence[int] | Rows, num_samples: int) -> Rows:
+    samples = np.asarray(subset)
+    if len(samples) and samples.dtype.kind not in "iu":
+        raise ValueError(f"subset holds the numbers of samples, not {samples.dtype}")
+    if len(samples) and not 0 <= samples.min() <= samples.max() < num_samples:
+        raise ValueError(
+            f"subset has {samples.min()} to {samples.max()}, there are {num_samples} samples"
+        )
+    return samples.astype(np.int64)
+
+
 def _cumulative(weights: npt.ArrayLike | None, num_samples: int) -> npt.NDArray[np.float64] | None:
     if weights is None:
         return None
@@ -136,10 +149,11 @@ def _block_order(num_samples: int, seed: int, epoch: int) -> Rows:
     Reads stay within WINDOW_BLOCKS blocks for a while, so a pack larger than memory is read from
     disk once an epoch, in large pieces.
     """
-    num_blocks = -(-num_samples // BLOCK_ROWS)
-    blocks = epoch_order(num_blocks, seed, epoch)
+    blocks = epoch_order(-(-num_samples // BLOCK_ROWS), seed, epoch)
     rows = (blocks[:, None] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).ravel()
     rows = rows[rows < num_samples]
-    ranks = epoch_order(num_samples, seed + 1, epoch)  # a second shuffle, of places in the window
-    windows = np.arange(num_samples) // (BLOCK_ROWS * WINDOW_BLOCKS)
-    return rows[np.lexsort((ranks, windows))]
+    window_rows = BLOCK_ROWS * WINDOW_BLOCKS
+    for number, start in enumerate(range(0, num_samples, window_rows), 1):
+        window = rows[start : start + window_rows]
+        window[:] = window[epoch_order(len(window), seed + number, epoch)]
+    return rows

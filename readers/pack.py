@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +18,8 @@ from .errors import DamagedPack, DamagedSample, DspackError
 from .index import Column, Keys, map_columns
 from .manifest import Manifest, Shard
 
-_shards_lock = threading.Lock()
-_open_shards: weakref.WeakValueDictionary[object, formats.ShardReader] = (
-    weakref.WeakValueDictionary()
-)
-_packs: weakref.WeakSet[Pack] = weakref.WeakSet()
+if TYPE_CHECKING:
+    from .odd import Rule
 
 
 @dataclass(frozen=True)
@@ -67,10 +62,14 @@ class Pack:
         self.split = split
         self.check = check
         self.manifest = Manifest.load(self.path)
-        self.index = map_columns(self.path, self.manifest.num_samples, list(self.manifest.fields))
+        self.index = map_columns(
+            self.path,
+            self.manifest.num_samples,
+            list(self.manifest.fields),
+            {file.name for file in self.manifest.files},
+        )
         self.rows = self._rows_of(split)
         self._readers: dict[int, formats.ShardReader] = {}
-        _packs.add(self)
 
     def _rows_of(self, split: str | None) -> range | Column:
         """The rows of the index that belong to `split`, as a range where they lie together."""
@@ -189,7 +188,20 @@ class Pack:
 
     def segments(self, row: int) -> Column | None:
         """The segment offsets of a seekable JPEG (see readers.seekable); None where it is not."""
-        return None
+        bounds = self.index.get("image.segment_offset")
+        if bounds is None:
+            return None
+        start, stop = bounds[row], bounds[row + 1]
+        return self.index["image.segments"][start:stop] if start < stop else None
+
+    def odd_rule(self, row: int) -> Rule | None:
+        """How the image of a row is decoded if it is an odd one that is stored as it was."""
+        odd, stated = self.index.get("image.odd"), self.manifest.fields["image"].odd
+        if odd is None or stated is None or not odd[row]:
+            return None
+        from .odd import Rule  # costs an import of cv2 and Pillow
+
+        return Rule(**{**stated, "background": tuple(stated["background"])})
 
     def _view(self, row: int, field: str) -> memoryview:
         if field not in self.manifest.fields:
@@ -206,7 +218,8 @@ class Pack:
         from .decode import UndecodableError, decode  # costs an import of cv2
 
         try:
-            return decode(self._view(row, "image"), int(self.index["orientation"][row]))
+            orientation = int(self.index["orientation"][row])
+            return decode(self._view(row, "image"), orientation, self.odd_rule(row))
         except UndecodableError as error:
             raise self.damaged(row, f"the image cannot be decoded: {error}") from None
 
@@ -225,9 +238,12 @@ class Pack:
         if reader is None:
             if not 0 <= shard < len(self.manifest.shards):
                 raise DamagedPack(f"the index places it in shard {shard}, which does not exist")
-            reader = self._readers[shard] = _open_shard(
-                self.path, self.manifest, self.manifest.shards[shard]
+            described = self.manifest.shards[shard]
+            check_files(self.path, described)
+            reader = formats.load(self.manifest.format).ShardReader(
+                self.path / "shards", described.name, list(self.manifest.fields)
             )
+            reader = self._readers.setdefault(shard, reader)  # unless a thread was faster
         return reader
 
     def close(self) -> None:
@@ -256,48 +272,16 @@ def open(path: str | os.PathLike[str], split: str | None = None, *, check: bool 
     return Pack(path, split, check=check)
 
 
-def check_files(pack: Path, shard: Shard) -> tuple[tuple[int, int], ...]:
+def check_files(pack: Path, shard: Shard) -> None:
     """Raise DamagedPack unless the shard's files are there with their sizes.
 
     A mapped file that is shorter than it should be kills the process that reads past its end.
-    Returns (device, inode) of every file, which tell it from another under the same name.
     """
-    identity = []
     for file in shard.files:
         path = pack / file.name
         try:
-            status = path.stat()
+            size = path.stat().st_size
         except OSError as error:
             raise DamagedPack(f"cannot be read: {error.strerror}", path=path) from None
-        if status.st_size != file.num_bytes:
-            raise DamagedPack(f"has {status.st_size} bytes, not {file.num_bytes}", path=path)
-        identity.append((status.st_dev, status.st_ino))
-    return tuple(identity)
-
-
-def _open_shard(pack: Path, manifest: Manifest, shard: Shard) -> formats.ShardReader:
-    """The process's one reader of a shard, which the packs of its splits share."""
-    key = (check_files(pack, shard), tuple(manifest.fields))
-    with _shards_lock:
-        reader = _open_shards.get(key)
-        if reader is None:
-            reader = formats.load(manifest.format).ShardReader(
-                pack / "shards", shard.name, list(manifest.fields)
-            )
-            _open_shards[key] = reader
-        return reader
-
-
-def _forget_shards_after_fork() -> None:
-    # A fork inherits LMDB's environments, but must not use them; and LMDB refuses to open a
-    # file that the process still holds open, so they are closed here.
-    global _shards_lock
-    _shards_lock = threading.Lock()  # another thread of the parent may have held the old one
-    for pack in list(_packs):
-        pack.close()
-    for reader in list(_open_shards.values()):
-        reader.close()
-    _open_shards.clear()
-
-
-os.register_at_fork(after_in_child=_forget_shards_after_fork)
+        if size != file.num_bytes:
+            raise DamagedPack(f"has {size} bytes, not {file.num_bytes}", path=path)

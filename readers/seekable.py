@@ -82,6 +82,15 @@ def segment_offsets(data: bytes | memoryview) -> npt.NDArray[np.int64] | None:
     return np.concatenate([[frame_offset, scan_offset], scan_offset + markers + 2], dtype=np.int64)
 
 
+def frame_of(data: bytes | memoryview) -> Frame | None:
+    """The frame of a JPEG that only has to get restart markers to be seekable; else None."""
+    try:
+        header = _read_header(data)
+    except (IndexError, struct.error):  # cut within the header
+        return None
+    return None if header is None else read_frame(data, header[0])
+
+
 def read_frame(data: bytes | memoryview, frame_offset: int) -> Frame:
     """The frame header at `frame_offset`, the first of a seekable JPEG's offsets."""
     height, width, num_components = struct.unpack_from(">HHB", data, frame_offset + 5)

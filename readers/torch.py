@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .errors import MissingDependency
 from .loader import Batch, BatchLoader
 from .pack import Pack
@@ -96,12 +99,11 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
 
 class Loader:
     """Batches of tensors from a pack: `(images, labels)`, or `(images, labels, batch)` with
-    `fields` or `with_batch`.
+    `fields` or `with_batch`, where `batch` is a readers.loader.Batch.
 
-    images: (n, 3, size, size) uint8, channels-last in memory, without a copy; labels: (n) int64.
-    Buffers are pinned when CUDA is there. A batch stays valid until it is dropped. All arguments
-    but these are those of readers.loader.BatchLoader, whose methods it shares. rank and world_size
-    come from torch.distributed when it is initialised.
+    images: (n, 3, size, size) uint8, channels-last in memory, without a copy; with `transform`,
+    what it returned, stacked. labels: (n,) int64. Images are in pinned memory when CUDA is there.
+    A batch stays valid until the last tensor on it is dropped.
     """
 
     def __init__(
@@ -110,40 +112,58 @@ class Loader:
         batch_size: int,
         split: str | None = None,
         *,
+        threads: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         with_batch: bool = False,
         **options: Any,
     ) -> None:
-        """Raises NotAPack, DamagedPack; while iterating, DamagedSample."""
+        """`options` are those of readers.loader.BatchLoader, and so are the errors. rank and
+        world_size come from torch.distributed when it is initialised. threads: default, this
+        process's share of the processors, where torchrun started several on this machine.
+        """
         if rank is None or world_size is None:
             rank, world_size = _rank_and_world_size()
-        loader = _PinnedLoader if torch.cuda.is_available() else BatchLoader
-        self.batches = loader(path, batch_size, split, rank=rank, world_size=world_size, **options)
-        self._with_batch = with_batch or bool(self.batches.fields)
+        if torch.cuda.is_available():
+            options.setdefault("allocate", _pinned)
+        self.batches = BatchLoader(
+            path,
+            batch_size,
+            split,
+            threads=threads or _threads(),
+            rank=rank,
+            world_size=world_size,
+            **options,
+        )
+        self._with_batch = with_batch or bool(self.batches.renderer.fields)
 
     def __len__(self) -> int:
+        """Batches in an epoch, the same in every epoch and on every rank."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         for batch in self.batches:
             images, labels = self._image_tensor(batch), torch.from_numpy(batch.labels)
             yield (images, labels, batch) if self._with_batch else (images, labels)
-            del batch, images, labels  # what is held here cannot be used again
+            del batch, images, labels  # or their memory could not be used for the next batches
 
     def _image_tensor(self, batch: Batch) -> torch.Tensor:
-        images = _PinnedLoader.tensor_of(batch.images)
-        if self.batches.layout == "NHWC" and images.ndim == 4:
+        images = _tensor_of(batch.images)
+        renderer = self.batches.renderer
+        if renderer.transform is None and renderer.layout == "NHWC":
             images = images.permute(0, 3, 1, 2)
         return images
 
     def set_epoch(self, epoch: int) -> None:
+        """See BatchLoader.set_epoch."""
         self.batches.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
+        """See BatchLoader.state_dict. With a CUDAPrefetcher, ask that one instead."""
         return self.batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See BatchLoader.load_state_dict."""
         self.batches.load_state_dict(state)
 
     @property
@@ -158,20 +178,21 @@ def _rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
-class _PinnedLoader(BatchLoader):
-    """Takes its buffers from torch's allocator of pinned memory, which also knows when an
-    asynchronous copy from one has ended, and does not hand it out before."""
+def _threads() -> int:
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
-    def take_buffer(self, shape: tuple[int, ...]) -> Any:
-        dtype = getattr(torch, self.dtype.name)
-        return torch.empty(shape, dtype=dtype, pin_memory=True).numpy()
 
-    @staticmethod
-    def tensor_of(array: Any) -> torch.Tensor:
-        """The tensor that an array is a view of, or a new one on the same memory."""
-        if isinstance(array.base, torch.Tensor):
-            return array.base
-        return torch.from_numpy(array)
+def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Memory from torch's allocator of pinned memory, which reuses it by itself, and not before
+    the asynchronous copies from it have ended."""
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype.name), pin_memory=True)
+    array: npt.NDArray[Any] = tensor.numpy()
+    return array
+
+
+def _tensor_of(array: npt.NDArray[Any]) -> torch.Tensor:
+    """The tensor that an array was made from, which that allocator knows, or one on its memory."""
+    return array.base if isinstance(array.base, torch.Tensor) else torch.from_numpy(array)
 
 
 class CUDAPrefetcher:
@@ -180,7 +201,7 @@ class CUDAPrefetcher:
         for images, labels in CUDAPrefetcher(loader, "cuda", mean=…, std=…): …
 
     images: (n, 3, size, size) `dtype`, channels-last, (pixels - mean) / std where given, mean and
-    std in 0..255 a channel. On a CPU device it does the same without streams.
+    std in 0..255 a channel. labels: (n,) int64. On a CPU it does the same without streams.
     """
 
     def __init__(
@@ -199,9 +220,24 @@ class CUDAPrefetcher:
             None if part is None else torch.tensor(part, device=self.device).view(1, 3, 1, 1)
             for part in (mean, std)
         )
+        self._state: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See BatchLoader.set_epoch."""
+        self.loader.set_epoch(epoch)
+        self._state = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state at the batch that was handed out last, not the one fetched ahead."""
+        return self.loader.state_dict() if self._state is None else self._state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See BatchLoader.load_state_dict."""
+        self.loader.load_state_dict(state)
+        self._state = None
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         if self.device.type != "cuda":
@@ -220,8 +256,10 @@ class CUDAPrefetcher:
             images, labels = ahead
             images.record_stream(current)
             labels.record_stream(current)
+            self._state = self.loader.state_dict()
             ahead = self._load(side, batches)
             yield images, labels
+        self._state = None
 
     def _load(
         self, side: torch.cuda.Stream, batches: Iterator[tuple[Any, ...]]
@@ -237,9 +275,8 @@ class CUDAPrefetcher:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         images = images.to(self.device, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
-        if self._mean is None and self._std is None and self.dtype == images.dtype:
-            return images, labels
-        images = images.to(torch.float32)
+        if self._mean is not None or self._std is not None:
+            images = images.to(torch.float32)
         if self._mean is not None:
             images = images - self._mean
         if self._std is not None:

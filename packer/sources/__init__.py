@@ -1,7 +1,7 @@
 """Sources, one module each: what samples come from. `tests/test_sources.py` holds each to this:
 
 class Source:
-    def __init__(self, root: Path) -> None
+    def __init__(self, root: Path, …) -> None
     def scan(self) -> Listing
         All that the source holds, in any order, found in one pass.
     def read(self, path: str) -> File
@@ -9,14 +9,25 @@ class Source:
         readable, SourceError when the source itself fails or has changed.
     def stamp(self, path: str) -> tuple[int, int]
         Size in bytes and modification time in ns, to notice a change. Called from many threads.
+
+`open_source` is the one place that tells the kinds apart and makes a source.
 """
 
 from __future__ import annotations
 
+import os
+import tarfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from readers.errors import SourceError
+from readers.manifest import MANIFEST_NAME
 
 
 @dataclass
@@ -28,6 +39,22 @@ class Listing:
     left_out: Counter[str] = field(default_factory=Counter)  # by reason
     rejected: list[tuple[str, str]] = field(default_factory=list)  # (path, reason)
     warnings: list[str] = field(default_factory=list)
+    given: Given | None = None  # where labels and splits are not read from folders
+
+
+@dataclass(frozen=True)
+class Given:
+    """Labels and splits that a source states itself, one row a file.
+
+    `Listing.files` are then in the order to pack them. `numbered`: the labels were stated as
+    numbers, and `classes` are just those. -1 is for no label, and no split.
+    """
+
+    classes: Sequence[str]
+    labels: npt.NDArray[np.int64]
+    splits: Sequence[str]
+    split_ids: npt.NDArray[np.int16]
+    numbered: bool
 
 
 class File(NamedTuple):
@@ -42,6 +69,74 @@ class Source(Protocol):
     def scan(self) -> Listing: ...
     def read(self, path: str) -> File: ...
     def stamp(self, path: str) -> tuple[int, int]: ...
+
+
+KINDS = ("folder", "tar", "zip", "webdataset", "list", "pack")
+_ZIP_MAGIC = b"PK\3\4", b"PK\5\6"  # a member, or the directory of an empty archive
+
+
+def open_source(
+    path: Path, kind: str | None = None, *, scratch: Path | None = None, base: Path | None = None
+) -> Source:
+    """The source at `path`, of the kind that it looks like unless `kind` is given.
+
+    `scratch` is a folder with room for a compressed tar's content, `base` the folder that the
+    paths of a list are relative to. Raises SourceError.
+    """
+    from . import folder, list_file, pack, tar, webdataset, zip_file
+
+    kind = detect(path) if kind is None else kind
+    if kind == "tar":
+        return tar.Source(path, scratch)
+    if kind == "zip":
+        return zip_file.Source(path)
+    if kind == "webdataset":
+        return webdataset.Source(path, scratch)
+    if kind == "list":
+        return list_file.Source(path, base)
+    if kind == "pack":
+        return pack.Source(path)
+    return folder.Source(path)
+
+
+def detect(path: Path) -> str:
+    """The kind of source at `path`, by what is there. Raises SourceError for none."""
+    from .list_file import EXTENSIONS
+    from .tar import COMPRESSIONS
+    from .webdataset import is_shards
+
+    if os.path.isfile(path / MANIFEST_NAME):
+        return "pack"
+    if os.path.isdir(path):
+        return "webdataset" if is_shards(path) else "folder"
+    try:
+        with path.open("rb") as file:
+            start = file.read(tarfile.BLOCKSIZE)
+    except (FileNotFoundError, ValueError):  # the latter for a name with a zero byte
+        if is_shards(path):
+            return "webdataset"
+        raise SourceError("no such file or folder", path=path) from None
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror}", path=path) from None
+    if start.startswith(tuple(COMPRESSIONS)) or _is_tar(start):
+        return "webdataset" if is_shards(path) else "tar"
+    if start.startswith(_ZIP_MAGIC):
+        return "zip"
+    if path.suffix.lower() in EXTENSIONS:
+        return "list"
+    raise SourceError(
+        "neither a folder nor an archive or list that dspack knows",
+        path=path,
+        advice=f"if it is one, say which with --from ({', '.join(KINDS)})",
+    )
+
+
+def _is_tar(start: bytes) -> bool:
+    try:
+        tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return len(start) == tarfile.BLOCKSIZE and not any(start)  # an archive of nothing
+    return True
 
 
 # torchvision's IMG_EXTENSIONS, so that the same files are found, and others that hold pictures.

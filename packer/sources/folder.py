@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from readers.errors import SourceError
 
 from ..inspect import Reject
+from ..retry import retry
 from . import File, Listing, extension_reason, junk_reason
 
 _LISTING_THREADS = 16  # hides the latency of a slow mount; folders are few
-_RETRIES = 3
-_RETRY_SECONDS = 0.1  # doubled each time: a Windows mount that hiccups is back within a second
-# A mount's own trouble, not the file's: worth another try, and never a reject.
-_TRANSIENT = frozenset({errno.EIO, errno.EINVAL, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN})
 
 
 class Source:
@@ -59,7 +54,7 @@ class Source:
         elif entry.is_dir(follow_symlinks=False):
             listing.folders.append(path)
             return True
-        elif entry.is_symlink() and (problem := self._link_problem(path)):
+        elif entry.is_symlink() and (problem := self.link_problem(path)):
             listing.rejected.append((path, problem))
         elif reason := extension_reason(entry.name):
             listing.left_out[reason] += 1
@@ -69,7 +64,8 @@ class Source:
             listing.left_out["not a regular file"] += 1
         return False
 
-    def _link_problem(self, path: str) -> str | None:
+    def link_problem(self, path: str) -> str | None:
+        """Why a link is not followed; None if it leads to a file in the source."""
         target = os.path.realpath(self.root / path)
         if os.path.commonpath([target, self._real_root]) != self._real_root:
             return "link out of the source"
@@ -78,26 +74,16 @@ class Source:
         return "link to a folder" if Path(target).is_dir() else None
 
     def read(self, path: str) -> File:
-        for attempt in range(_RETRIES + 1):
-            try:
-                return self._read_once(path)
-            except FileNotFoundError:
-                raise SourceError(
-                    "the file vanished after the folder was listed",
-                    path=self.root / path,
-                    advice="run the same command again",
-                ) from None
-            except PermissionError:
-                raise Reject("no permission to read it") from None
-            except OSError as error:
-                if error.errno not in _TRANSIENT or attempt == _RETRIES:
-                    raise SourceError(
-                        f"the file cannot be read: {error.strerror}",
-                        path=self.root / path,
-                        advice="what is packed so far is kept; run the same command again",
-                    ) from None
-            time.sleep(_RETRY_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
+        try:
+            return retry(lambda: self._read_once(path), self.root / path)
+        except FileNotFoundError:
+            raise SourceError(
+                "the file vanished after the folder was listed",
+                path=self.root / path,
+                advice="run the same command again",
+            ) from None
+        except PermissionError:
+            raise Reject("no permission to read it") from None
 
     def _read_once(self, path: str) -> File:
         descriptor = os.open(f"{self._real_root}/{path}", os.O_RDONLY | os.O_CLOEXEC)

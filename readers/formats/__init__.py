@@ -22,7 +22,9 @@ module of this folder to:
         def announce(self, field: str, offset: int, length: int) -> None
             The value will be read soon: let the kernel fetch it. May do nothing.
         def close(self) -> None
-            Let go of the files; called in the child of a fork, too.
+            Let go of the files.
+
+        A reader that is open when its process forks goes on in the child.
 
     def scan(folder: Path, name: str, fields: Sequence[str])
             -> Iterator[tuple[int, str, memoryview]]

@@ -7,6 +7,7 @@ shard fills and a reader maps it, past the library's global lock and its trouble
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,9 @@ class ShardWriter:
                 h5["key/bytes"] = key_bytes
                 h5["key/offsets"] = key_offsets
         except (OSError, RuntimeError, ValueError) as error:
-            raise DestinationError(f"HDF5 cannot write: {error}", path=self._path) from error
+            number = getattr(error, "errno", None)
+            reason = os.strerror(number) if number else str(error)
+            raise DestinationError(f"HDF5 cannot write: {reason}", path=self._path) from error
         return [self._path.name]
 
     def _copy_spooled(self, h5: h5py.File, field: str) -> None:
@@ -107,6 +110,7 @@ def _create_contiguous(h5: h5py.File, name: str, num_bytes: int) -> h5py.Dataset
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)  # the same input makes the same file
     group, _, leaf = name.rpartition("/")
     space = h5py.h5s.create_simple((num_bytes,))
     parent = h5.require_group(group)

@@ -6,10 +6,10 @@ sorted keys; a map must be opened once a process (lmdb.h, py-lmdb 3).
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
-import time
-import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ _PAGE_BYTES = 4096
 # so the same input makes the same file.
 _COMMIT_BYTES = 32 << 20
 _COMMIT_VALUES = 4096
-_CLOSING_SECONDS = 5
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -110,58 +109,83 @@ class ShardWriter:
 
 
 class _Environment:
-    """An open file, which all its readers in this process share; the last one closes it."""
+    """An open file. All its users in this process share it: LMDB must not open a file twice."""
 
-    def __init__(self, path: Path) -> None:
-        deadline = time.monotonic() + _CLOSING_SECONDS
-        while True:
-            try:
-                # lock=False: sealed data needs no reader table, and a read-only mount has none.
-                self.lmdb = lmdb.open(
-                    str(path), subdir=False, readonly=True, lock=False, create=False, max_dbs=0
-                )
-                return
-            except lmdb.Error as error:
-                # The last reader is gone, but its thread has not come to closing the file.
-                if "already open" not in str(error) or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.001)
+    def __init__(self, path: Path, identity: tuple[int, int]) -> None:
+        # lock=False: sealed data needs no reader table, and a read-only mount could not hold one.
+        self.lmdb = lmdb.open(
+            str(path), subdir=False, readonly=True, lock=False, create=False, max_dbs=0
+        )
+        self.identity = identity
+        self.num_users = 0
+        self.is_inherited = False  # from a process that forked
 
 
-_opening = threading.Lock()
-_environments: weakref.WeakValueDictionary[tuple[int, int], _Environment] = (
-    weakref.WeakValueDictionary()
-)
+_lock = threading.Lock()  # held wherever an environment is opened or closed
+_environments: dict[tuple[int, int], _Environment] = {}
+_released: deque[_Environment] = deque()
 
 
 def _open(path: Path) -> _Environment:
+    """The environment of a file, to be handed to _release."""
     try:
         status = path.stat()
         identity = (status.st_dev, status.st_ino)  # one file may have several names
-        with _opening:
+        with _lock:
             environment = _environments.get(identity)
             if environment is None:
-                environment = _environments[identity] = _Environment(path)
+                environment = _environments[identity] = _Environment(path, identity)
+            environment.num_users += 1
             return environment
     except (OSError, lmdb.Error) as error:
         raise DamagedPack(f"LMDB cannot open the shard: {error}", path=path) from None
+    finally:
+        _close_unused()
 
 
-def _close_after_fork() -> None:
-    # A child must not use what it inherited, and LMDB refuses to open a file still held open.
-    global _opening
-    _opening = threading.Lock()  # another thread of the parent may have held the old one
-    for environment in list(_environments.values()):
-        environment.lmdb.close()
-    _environments.clear()
+def _release(environment: _Environment) -> None:
+    _released.append(environment)
+    _close_unused()
 
 
-os.register_at_fork(after_in_child=_close_after_fork)
+def _close_unused() -> None:
+    # Never waits: the garbage collector may come here in a thread that holds the lock. Whoever
+    # holds it comes here after letting go of it.
+    while _released and _lock.acquire(blocking=False):
+        try:
+            environment = _released.popleft() if _released else None
+            if environment is not None:
+                environment.num_users -= 1
+                if environment.num_users == 0 and not environment.is_inherited:
+                    del _environments[environment.identity]
+                    environment.lmdb.close()
+        finally:
+            _lock.release()
+
+
+def _inherit() -> None:
+    # A child goes on with its parent's environments: read-only and without locks, they are memory
+    # and no more. py-lmdb lets it neither open such a file anew nor close it: closing waits for
+    # the reads that the parent's threads were at when it forked, and here they never end.
+    for environment in _environments.values():
+        environment.is_inherited = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.lmdb))  # not even at the exit
+    _go_on()
+
+
+def _go_on() -> None:
+    _lock.release()
+    _close_unused()
+
+
+# A fork waits until no thread is opening or closing a file: the child could not finish that.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_go_on, after_in_child=_inherit)
 
 
 class ShardReader:
     def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
         self._path = _path(folder, name)
+        self._environment: Any = None
         self._environment = _open(self._path)
         self._local = threading.local()  # a transaction belongs to one thread, and is kept open
 
@@ -187,7 +211,13 @@ class ShardReader:
         pass  # LMDB alone knows where a value lies
 
     def close(self) -> None:
-        del self._local, self._environment
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            del self._local
+            _release(environment)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:
@@ -207,3 +237,5 @@ def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, 
                 yield position, field, memoryview(value)
     except lmdb.Error as error:
         raise DamagedPack(f"LMDB cannot read: {error}", path=path) from None
+    finally:
+        _release(environment)

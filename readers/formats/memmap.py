@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedPack
-from ..mapped import MappedValues
+from ..mapped import MappedValues, map_npy, read_npy_header
 
 _HEADER_BYTES = 128  # what a .npy header of a 1-D uint8 array takes for any length below 2**63
 _BUFFER_BYTES = 1 << 20  # one system call for many small values
@@ -74,9 +74,9 @@ class ShardWriter:
 
 def _map(path: Path, dtype: str) -> npt.NDArray[Any]:
     try:
-        array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except Exception as error:  # a damaged header makes np.load raise almost anything
-        raise DamagedPack(f"cannot be mapped: {error}", path=path) from None
+        array = map_npy(path)
+    except OSError as error:
+        raise DamagedPack(f"cannot be read: {error.strerror}", path=path) from None
     if array.dtype != dtype or array.ndim != 1:
         raise DamagedPack(f"is {array.ndim}-D {array.dtype}, not 1-D {dtype}", path=path)
     return array
@@ -98,15 +98,12 @@ class ShardReader:
 
 def _map_values(path: Path) -> MappedValues:
     try:
-        with path.open("rb") as file:
-            np.lib.format.read_magic(file)
-            (num_bytes,), _, dtype = np.lib.format.read_array_header_1_0(file)
-            start = file.tell()
-    except Exception as error:  # a damaged header makes NumPy raise almost anything
-        raise DamagedPack(f"not the .npy file of a shard: {error}", path=path) from None
-    if dtype != np.uint8:
-        raise DamagedPack(f"has {dtype}, not uint8", path=path)
-    return MappedValues(path, start, num_bytes)
+        dtype, shape, start = read_npy_header(path)
+    except OSError as error:
+        raise DamagedPack(f"cannot be read: {error.strerror}", path=path) from None
+    if dtype != np.uint8 or len(shape) != 1:
+        raise DamagedPack(f"is {len(shape)}-D {dtype}, not 1-D uint8", path=path)
+    return MappedValues(path, start, shape[0])
 
 
 def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:

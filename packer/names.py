@@ -1,0 +1,50 @@
+"""Keys that another file system, or a person, would take for one another."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Sequence
+
+from readers.errors import printable
+
+_WINDOWS_STAND_IN = re.compile("[\uf001-\uf07f]")
+
+
+def name_warnings(keys: Sequence[str]) -> list[str]:
+    """Warnings of keys that differ only in case or in Unicode form, and of U+F0xx characters."""
+    warnings = []
+    if alike := _alike(keys):
+        shown = " and ".join(printable(key) for key in alike[0][:2])
+        warnings.append(
+            f"{len(alike)} sets of keys differ only in case or Unicode form; on a Windows drive "
+            f"they are one file ({shown})"
+        )
+    if stand_ins := [key for key in keys if _WINDOWS_STAND_IN.search(key)]:
+        warnings.append(
+            f"{len(stand_ins)} keys have characters U+F0xx, which stand for : * ? and others that "
+            f"Windows does not allow ({printable(stand_ins[0])})"
+        )
+    return warnings
+
+
+def _alike(keys: Sequence[str]) -> list[list[str]]:
+    """Sets of keys that are the same when folded. Numbers stand for most keys: memory."""
+    seen: set[int] = set()
+    twice: set[int] = set()
+    for key in keys:
+        number = hash(_fold(key))
+        (twice if number in seen else seen).add(number)
+    if not twice:
+        return []
+    sets: dict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        folded = _fold(key)
+        if hash(folded) in twice:
+            sets[folded].append(key)
+    return [alike for alike in sets.values() if len(alike) > 1]
+
+
+def _fold(key: str) -> str:
+    return key.lower() if key.isascii() else unicodedata.normalize("NFC", key).casefold()

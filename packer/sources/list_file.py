@@ -1,0 +1,203 @@
+"""A list of images: CSV, TSV or JSON lines with the columns path, label (or class) and split.
+
+A label is a class's name, or its number if all labels are numbers; a `class` is always a name.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from readers.errors import SourceError, printable
+
+from ..archive import join
+from ..inspect import Reject
+from ..labels import Stated, give
+from . import File, Listing, folder
+
+EXTENSIONS = (".csv", ".tsv", ".jsonl")
+_COLUMNS = ("path", "label", "class", "split")
+_HEADER_ADVICE = "name the columns in the first line: path,label,split"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+Row = tuple[int, dict[str, object]]  # the line it is on, and its columns
+
+
+@dataclass
+class _Table:
+    """What a list says, row for row, and how many rows have which column."""
+
+    lines: dict[str, int] = field(default_factory=dict)  # of every path
+    labels: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    columns: Counter[str] = field(default_factory=Counter)
+    names_only: bool = False  # labels that look like numbers are names
+
+
+class Source:
+    def __init__(self, root: Path, base: Path | None = None) -> None:
+        """`base` is the folder that paths are relative to; the list's own if not given."""
+        self.root = root
+        self._base = Path(os.path.abspath(root.parent if base is None else base))
+        self._real_base = os.path.realpath(self._base)
+        self._real_folders: dict[str, str] = {}
+        self._folder = folder.Source(self._base)
+        self._is_json = root.suffix.lower() == ".jsonl"
+
+    def scan(self) -> Listing:
+        table, listing = self._table, Listing()
+        for name, number in table.columns.items():
+            if name not in _COLUMNS:
+                listing.left_out[f"column {name}"] = number
+        if table.columns.keys().isdisjoint(_COLUMNS[1:]):
+            listing.files = list(table.lines)
+            listing.folders = _folders(listing.files)
+            return listing
+        stated = map(Stated, table.lines, table.labels, table.splits)
+        listing.files, listing.given = give(stated, self.root, names_only=table.names_only)
+        if num_unlabelled := table.labels.count(""):
+            listing.warnings.append(f"{num_unlabelled} images have no label in the list")
+        return listing
+
+    @cached_property
+    def _table(self) -> _Table:
+        table = _Table()
+        for line, row in self._rows():
+            path = self._path(line, row)
+            if path in table.lines:
+                first = table.lines[path]
+                self._fail(line, f"{printable(path)!r} is listed twice, first on line {first}")
+            table.lines[path] = line
+            table.columns.update(row.keys())
+            table.labels.append(self._label(line, row))
+            table.splits.append(self._text(line, row, "split"))
+            if bool(table.splits[0]) != bool(table.splits[-1]):
+                self._fail(line, "some lines have a split and some have none")
+            table.names_only |= bool(row.get("class"))
+            table.names_only |= self._is_json and isinstance(row.get("label"), str)
+        return table
+
+    # Rows
+
+    def _rows(self) -> Iterator[Row]:
+        try:
+            with self.root.open("rb") as raw:
+                if raw.read(2) in _UTF16:
+                    self._fail(1, "the list is UTF-16", "save it as UTF-8")
+            with self.root.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+                yield from self._json_rows(file) if self._is_json else self._csv_rows(file)
+        except OSError as error:
+            raise SourceError(f"cannot be read: {error.strerror}", path=self.root) from None
+
+    def _csv_rows(self, file: TextIO) -> Iterator[Row]:
+        first = file.readline()
+        file.seek(0)
+        delimiter = max("\t,;", key=first.count)
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        line = 1
+        try:
+            names = [name.strip().lower() for name in next(reader, [])]
+            if len(set(names)) < len(names):
+                self._fail(1, "two columns have the same name")
+            if names and "path" not in names:
+                self._fail(1, f"no column `path` but {', '.join(names)}", _HEADER_ADVICE)
+            for values in reader:
+                if values and len(values) != len(names):
+                    self._fail(line + 1, f"{len(values)} columns, the first line {len(names)}")
+                if values:
+                    yield line + 1, dict(zip(names, values, strict=True))
+                line = reader.line_num
+        except csv.Error as error:
+            self._fail(line + 1, str(error))
+
+    def _json_rows(self, file: TextIO) -> Iterator[Row]:
+        for line, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                self._fail(line, f"not JSON: {error}")
+            if not isinstance(row, dict):
+                self._fail(line, "not a JSON object")
+            yield line, row
+
+    def _label(self, line: int, row: dict[str, object]) -> str:
+        label, name = self._text(line, row, "label"), self._text(line, row, "class")
+        if label and name and label != name:
+            self._fail(line, f"both a label ({label}) and a class ({name})", "keep one of them")
+        return label or name
+
+    def _text(self, line: int, row: dict[str, object], column: str) -> str:
+        value = row.get(column)
+        if value is None:
+            return ""
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            self._fail(line, f"the {column} {value!r} is neither a word nor a whole number")
+        return str(value).strip()
+
+    def _path(self, line: int, row: dict[str, object]) -> str:
+        """The path below the base that a row names."""
+        value = row.get("path")
+        if not isinstance(value, str) or not value:
+            self._fail(line, "no `path`")
+        path = value if "/" in value else value.replace("\\", "/")  # a list made on Windows
+        base = f"{self._base}/".replace("//", "/")
+        clean = join("", path.removeprefix(base) if path.startswith(base) else path)
+        if clean is None:
+            self._fail(
+                line,
+                f"{printable(path)!r} is not below {self._base}",
+                "say what the paths are relative to with --root FOLDER",
+            )
+        try:
+            possible = b"\0" not in os.fsencode(clean)
+        except UnicodeEncodeError:
+            possible = False
+        if not possible:
+            self._fail(line, f"{path!r} cannot be the name of a file")
+        return clean
+
+    def _fail(self, line: int, problem: str, advice: str | None = None) -> NoReturn:
+        raise SourceError(f"line {line}: {problem}", path=self.root, advice=advice)
+
+    # Files
+
+    def read(self, path: str) -> File:
+        try:
+            mode = os.lstat(self._base / path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            raise Reject("no such file", f"line {self._table.lines[path]} of the list") from None
+        except OSError:
+            mode = stat.S_IFREG  # reading it tells, and tries again
+        if stat.S_ISLNK(mode) or self._folder_leads_out(path.rpartition("/")[0]):
+            if problem := self._folder.link_problem(path):
+                raise Reject(problem)
+        elif not stat.S_ISREG(mode):
+            raise Reject("not a regular file")
+        return self._folder.read(path)
+
+    def _folder_leads_out(self, parent: str) -> bool:
+        if parent not in self._real_folders:
+            self._real_folders[parent] = os.path.realpath(self._base / parent)
+        real = self._real_folders[parent]
+        return os.path.commonpath([real, self._real_base]) != self._real_base
+
+    def stamp(self, path: str) -> tuple[int, int]:
+        return self._folder.stamp(path)
+
+
+def _folders(paths: list[str]) -> list[str]:
+    folders = set()
+    for path in paths:
+        while path := path.rpartition("/")[0]:
+            folders.add(path)
+    return sorted(folders)

@@ -1,0 +1,114 @@
+"""Split samples by shares: the same for the same keys and seed, everywhere and for ever."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from readers.checksum import checksum
+from readers.errors import SourceError
+
+from .layout import Plan, class_warnings
+
+_TIE = 1e-9  # shares are floating point: 0.1 * 30 and 3 are equal
+
+
+@dataclass(frozen=True)
+class NewSplits:
+    """Splits to make: their names and shares, which add up to 1.
+
+    Samples for which the regular expression `group_by` finds the same in their keys stay in one
+    split: its first group, or all of its match.
+    """
+
+    shares: tuple[tuple[str, float], ...]
+    seed: int = 0
+    group_by: str | None = None
+
+
+def split(plan: Plan, new: NewSplits, root: Path, *, mix: bool = False) -> Plan:
+    """Give every sample one of the new splits, which come in the order stated.
+
+    Each class is divided by the shares as evenly as its number allows. Raises SourceError for a
+    key in which `group_by` finds nothing, and unless `mix` when the samples have several splits.
+    """
+    if len(plan.splits) > 1 and not mix:
+        raise SourceError(
+            f"it has splits already ({', '.join(plan.splits)}), which new ones would mix",
+            path=root,
+            advice="name those to divide, too: --split NAME --split NAME=SHARE,…",
+        )
+    groups = None if new.group_by is None else _groups(plan.keys, new.group_by, root)
+    names = [name for name, _ in new.shares]
+    shares = [share for _, share in new.shares]
+    split_ids = assign(plan.keys, plan.labels, shares, new.seed, groups)
+    order = np.argsort(split_ids, kind="stable")
+    class_of = [*plan.classes, ""]  # label -1 is the last
+    rows = [(names[s], class_of[c], "", "") for s, c in zip(split_ids, plan.labels, strict=True)]
+    return replace(
+        plan,
+        keys=[plan.keys[i] for i in order],
+        labels=plan.labels[order],
+        split_ids=split_ids[order],
+        splits=names,
+        warnings=[
+            *plan.warnings,
+            *(w for w in class_warnings(rows, plan.classes, names) if w not in plan.warnings),
+        ],
+    )
+
+
+def assign(
+    keys: Sequence[str],
+    labels: npt.NDArray[np.int64],
+    shares: Sequence[float],
+    seed: int,
+    groups: Sequence[str] | None = None,
+) -> npt.NDArray[np.int16]:
+    """The split of every sample, a number below len(shares). `groups` stay together.
+
+    Samples, or groups, are dealt out one by one, large groups first and otherwise in the order
+    of a hash of seed and key: each to the split that lacks most of its classes, and of the
+    whole if it is a tie.
+    """
+    rows_of: dict[str, list[int]] = defaultdict(list)
+    for row, name in enumerate(keys if groups is None else groups):
+        rows_of[name].append(row)
+
+    def order(name: str) -> tuple[int, bytes]:
+        text = f"{seed}/{name}".encode("utf-8", "surrogateescape")
+        return -len(rows_of[name]), checksum(text)
+
+    classes, class_of = np.unique(labels, return_inverse=True)
+    sizes = np.bincount(class_of, minlength=len(classes))
+    lacking = [[share * size for size in sizes.tolist()] for share in shares]
+    lacking_in_all = [share * len(keys) for share in shares]
+    of_class = class_of.tolist()
+    split_ids = np.zeros(len(keys), np.int16)
+    for name in sorted(rows_of, key=order):
+        rows = rows_of[name]
+        need = [sum(lack[of_class[row]] for row in rows) for lack in lacking]
+        most = max(need)
+        ties = [i for i, lack in enumerate(need) if lack >= most - _TIE]
+        chosen = max(ties, key=lambda i: lacking_in_all[i])
+        split_ids[rows] = chosen
+        for row in rows:
+            lacking[chosen][of_class[row]] -= 1
+        lacking_in_all[chosen] -= len(rows)
+    return split_ids
+
+
+def _groups(keys: Sequence[str], pattern: str, root: Path) -> list[str]:
+    groups = []
+    for key in keys:
+        found = re.search(pattern, key)
+        if found is None:
+            raise SourceError(f"--group-by {pattern!r} finds no group in it", path=root, key=key)
+        groups.append(found[1] if found.re.groups and found[1] is not None else found[0])
+    return groups

@@ -1,0 +1,229 @@
+"""What is stored of a file: its own bytes, or new ones where it is odd or a re-encode is asked for.
+
+Pure functions of a file's bytes, what inspect() found in them, and the options.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+
+from readers import seekable
+from readers.decode import Pixels, UndecodableError, decode, upright
+from readers.odd import canonical
+
+from .inspect import Image, Reject, check_pixels
+from .pixels import PixelOptions
+from .restart import with_restart_markers
+
+_NAMES = {"jpeg": "JPEG", "png": "RGB PNG", "webp": "WebP", "raw": "raw pixels"}
+# The fastest level; with run lengths it is faster still, and smaller for photographs.
+_PNG = [cv2.IMWRITE_PNG_COMPRESSION, 1, cv2.IMWRITE_PNG_STRATEGY, cv2.IMWRITE_PNG_STRATEGY_RLE]
+
+
+class Stored(NamedTuple):
+    """What is stored for a file. `image` describes it; `change` says what was done, if anything;
+    `segments` are a seekable JPEG's offsets; `is_odd`: readers must decode it by the rule."""
+
+    data: bytes
+    image: Image
+    change: str | None = None
+    segments: npt.NDArray[np.int64] | None = None
+    is_odd: bool = False
+
+
+def is_plain(image: Image, options: PixelOptions) -> bool:
+    """Whether a file is stored as it is, with nothing to do but to check its pixels."""
+    return not (
+        image.odd
+        or options.encode
+        or options.seekable
+        or (options.icc and image.profile)
+        or (options.resize and _is_resized(image.width, image.height, options))
+    )
+
+
+def transform(data: bytes, image: Image, options: PixelOptions) -> Stored:
+    """What is stored of a file that is not plain; all its pixels are checked. Raises Reject."""
+    if image.odd or (options.icc and image.profile):
+        return _transform_odd(data, image, options)
+    size = _resized_size(image.width, image.height, options)
+    resized = _is_resized(image.width, image.height, options)
+    if not resized and options.encode is None:
+        return _seekable(check_pixels(data, image), image)
+    encoding = options.encode or ("jpeg" if image.kind == "JPEG" else "png")
+    change = f"{image.kind} to {_NAMES[encoding]}" + ", resized" * resized
+    pixels = _plain_pixels(data, image, size)
+    return _encoded(_fit(pixels, size, options), encoding, image.warnings, change, options)
+
+
+# Odd images
+
+
+def _transform_odd(data: bytes, image: Image, options: PixelOptions) -> Stored:
+    _settle(image, options)
+    if image.kind == "JPEG":
+        data = check_pixels(data, image)  # it hears libjpeg's warnings, which Pillow does not tell
+    warnings = list(image.warnings)
+    try:
+        pixels = canonical(data, options.rule, warnings.append)
+    except UndecodableError as error:
+        raise Reject("damaged image data", str(error)) from None
+    height, width, _ = pixels.shape
+    if options.keep_bytes:
+        kept = Image(image.kind, width, height, warnings=tuple(warnings))
+        return Stored(data, kept, is_odd=True)
+    size, resized = _resized_size(width, height, options), _is_resized(width, height, options)
+    encoding = options.encode or ("jpeg" if resized and image.kind == "JPEG" else "png")
+    found = (image.odd or image.kind) + (f" in {image.profile}" if options.icc else "")
+    change = f"{found} to {_NAMES[encoding]}" + ", resized" * resized
+    return _encoded(_fit(pixels, size, options), encoding, tuple(warnings), change, options)
+
+
+def _settle(image: Image, options: PixelOptions) -> None:
+    """Raise Reject where the options leave open what to do, and say which one is needed."""
+    if image.bits > 16:
+        raise Reject("unsupported pixels", f"{image.bits} bits a channel")
+    if image.bits > 8 and options.depth is None:
+        raise Reject("more than 8 bits a channel, needs --depth", f"{image.bits} bits")
+    if image.num_frames == 1:
+        return
+    if options.frame is None and image.kind == "TIFF":
+        raise Reject("several pages, needs --frame", f"{image.num_frames} pages")
+    if options.frame is None:
+        image.warnings += (f"{image.odd}, its first frame is packed",)
+    elif options.frame >= image.num_frames:
+        raise Reject("has no such frame", f"{image.num_frames} frames, counted from 0")
+
+
+# Plain images
+
+
+def _plain_pixels(data: bytes, image: Image, size: tuple[int, int]) -> Pixels:
+    """Upright pixels to be resized to `size`: of a JPEG no more than are needed for that."""
+    if image.kind == "JPEG" and not image.missing_end and not image.stray:
+        # Twice the pixels in each direction leave the antialiasing filter all that it can show.
+        ratio = min(image.width / size[0], image.height / size[1]) / 2
+        shrink = next((s for s in (8, 4, 2) if ratio >= s), 1)
+        width, height = image.width, image.height
+        if image.orientation >= 5:
+            width, height = height, width
+        least = {"min_width": -(-width // shrink), "min_height": -(-height // shrink)}
+        try:
+            pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", strict=True, **least)
+            return upright(pixels, image.orientation)
+        except ValueError:
+            pass  # libjpeg has something to say: look closer
+    data = check_pixels(data, image)
+    return decode(data, image.orientation)
+
+
+def _seekable(data: bytes, image: Image) -> Stored:
+    """A JPEG with restart markers, the same pixels; others, and odd ones, stay as they are."""
+    if image.kind != "JPEG" or image.warnings:
+        return Stored(data, image)
+    segments = seekable.segment_offsets(data)
+    if segments is not None:
+        return Stored(data, image, segments=segments)
+    marked = with_restart_markers(data)
+    if marked is None:
+        return Stored(data, image, "JPEG that cannot have restart markers, stored whole")
+    return Stored(
+        marked, image, "JPEG with restart markers added", seekable.segment_offsets(marked)
+    )
+
+
+# New sizes
+
+
+def _is_resized(width: int, height: int, options: PixelOptions) -> bool:
+    if options.resize is None:
+        return False
+    padded = options.resize_mode == "pad" and (width, height) != 2 * (options.resize,)
+    return padded or _resized_size(width, height, options) != (width, height)
+
+
+def _resized_size(width: int, height: int, options: PixelOptions) -> tuple[int, int]:
+    """The width and height that an upright image gets, a border not counted. Raises Reject."""
+    if options.resize is None:
+        return width, height
+    if options.resize_mode == "exact":
+        if min(width, height) < options.resize and not options.enlarge:
+            raise Reject("smaller than --resize", f"{width} x {height}; --enlarge would enlarge it")
+        return options.resize, options.resize
+    side = min(width, height) if options.resize_mode == "shorter" else max(width, height)
+    if side <= options.resize and not options.enlarge:
+        return width, height
+    return (
+        max(round(width * options.resize / side), 1),
+        max(round(height * options.resize / side), 1),
+    )
+
+
+def resize(pixels: Pixels, width: int, height: int) -> Pixels:
+    """Resize uint8 (height, width, 3): averages of areas where it shrinks, which does not alias,
+    and then bicubic where it grows."""
+    least = min(width, pixels.shape[1]), min(height, pixels.shape[0])
+    if least != pixels.shape[1::-1]:
+        pixels = np.asarray(cv2.resize(pixels, least, interpolation=cv2.INTER_AREA), np.uint8)
+    if least != (width, height):
+        grown = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_CUBIC)
+        pixels = np.asarray(grown, np.uint8)
+    return pixels
+
+
+def _fit(pixels: Pixels, size: tuple[int, int], options: PixelOptions) -> Pixels:
+    """Resized to `size`, and padded if the options say so."""
+    pixels = resize(pixels, *size)
+    if options.resize is None or options.resize_mode != "pad":
+        return pixels
+    canvas = np.empty((options.resize, options.resize, 3), np.uint8)
+    canvas[:] = options.background
+    left, top = (options.resize - size[0]) // 2, (options.resize - size[1]) // 2
+    canvas[top : top + size[1], left : left + size[0]] = pixels
+    return canvas
+
+
+# New bytes
+
+
+def _encoded(
+    pixels: Pixels,
+    encoding: str,
+    warnings: tuple[str, ...],
+    change: str,
+    options: PixelOptions,
+) -> Stored:
+    """Upright pixels as what is stored. Raises Reject."""
+    height, width, _ = pixels.shape
+    image = Image(_NAMES[encoding], width, height, warnings=warnings)
+    if encoding == "raw":
+        if options.raw_size not in (None, (width, height)):
+            raise Reject("not of the size of the others", f"{width} x {height}")
+        return Stored(pixels.tobytes(), image, change)
+    if encoding == "jpeg":
+        data = _encode_jpeg(pixels, options.quality)
+        return Stored(data, image, change, seekable.segment_offsets(data))
+    parameters = _PNG if encoding == "png" else [cv2.IMWRITE_WEBP_QUALITY, options.quality]
+    return Stored(_imencode(f".{encoding}", pixels, parameters), image, change)
+
+
+def _encode_jpeg(pixels: Pixels, quality: int) -> bytes:
+    """A baseline JPEG at 4:2:0 with restart markers."""
+    interval = seekable.restart_interval(pixels.shape[1], mcu_width=16)
+    parameters = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_RST_INTERVAL, interval]
+    return _imencode(".jpeg", pixels, parameters)
+
+
+def _imencode(suffix: str, pixels: Pixels, parameters: list[int]) -> bytes:
+    try:
+        done, data = cv2.imencode(suffix, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), parameters)
+    except cv2.error as error:
+        raise Reject("cannot be encoded", str(error)) from None
+    if not done:  # a JPEG has at most 65,535 pixels a side, a WebP 16,383
+        raise Reject("cannot be encoded", f"{pixels.shape[1]} x {pixels.shape[0]} as {suffix[1:]}")
+    return data.tobytes()

@@ -1,0 +1,188 @@
+"""Threads that work on the next few jobs of a sequence; the finished jobs come out in order."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+# A thread takes this many parts at a time: enough to share the cost of handing them over, few
+# enough that the threads end a job together.
+_CHUNK_PARTS = 4
+_REST_SECONDS = 10  # then a part is stuck, and a fork that may hang is better than one that must
+
+
+class Job(Protocol):
+    """Work in `num_parts` parts that do not depend on each other."""
+
+    @property
+    def num_parts(self) -> int: ...
+    def do(self, part: int) -> None: ...
+
+
+J = TypeVar("J", bound=Job)
+
+
+@dataclass
+class _Slot(Generic[J]):
+    """A job on its way: the parts that nobody has taken, how many are not finished, what failed."""
+
+    job: J | None
+    untaken: range
+    num_left: int
+    errors: list[tuple[int, BaseException]] = field(default_factory=list)
+
+
+class Pipeline(Generic[J]):
+    """`with Pipeline(begin, numbers, …) as jobs`: the jobs begin(n) for n in `numbers`, in order,
+    done by threads that run while the block does.
+
+    At most `ahead` jobs beyond the one asked for are finished or being worked on. What goes wrong
+    in begin() or in a part is raised where the job would have come out: the first part's error.
+    """
+
+    def __init__(
+        self, begin: Callable[[int], J], numbers: range, *, num_threads: int, ahead: int
+    ) -> None:
+        self._begin = begin
+        self._numbers = numbers
+        self._ahead = ahead
+        self._slots: deque[_Slot[J]] = deque()
+        self._beginning = self._stopped = self._resting = False
+        self._num_working = 0  # threads that are not waiting
+        self._changed = threading.Condition()
+        self._process = os.getpid()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"loader-{i}", daemon=True)
+            for i in range(num_threads)
+        ]
+
+    def __enter__(self) -> Iterator[J]:
+        jobs = (self._next() for _ in self._numbers)  # all of them: the threads cut the range down
+        for thread in self._threads:
+            thread.start()
+        _running.add(self)
+        return jobs
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the threads; each finishes the few parts that it has taken."""
+        if self._process != os.getpid():
+            return  # no threads here
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        _running.discard(self)
+
+    def _next(self) -> J:
+        if self._process != os.getpid():
+            raise RuntimeError("the threads of this iterator were lost in a fork: call iter() anew")
+        with self._changed:
+            self._changed.wait_for(lambda: self._slots and self._slots[0].num_left == 0)
+            slot = self._slots.popleft()
+            self._changed.notify_all()
+        if slot.job is None or slot.errors:
+            raise min(slot.errors, key=lambda error: error[0])[1]
+        return slot.job
+
+    def rest(self) -> None:
+        """Let the threads finish what they have taken, and take no more until go_on()."""
+        if threading.current_thread() not in self._threads:
+            with self._changed:
+                self._resting = True
+                self._changed.wait_for(lambda: self._num_working == 0, _REST_SECONDS)
+
+    def go_on(self) -> None:
+        """The end of rest()."""
+        with self._changed:
+            self._resting = False
+            self._changed.notify_all()
+
+    # What the threads do
+
+    def _work(self) -> None:
+        while (taken := self._take()) is not None:
+            slot, parts = taken
+            assert slot.job is not None
+            for part in parts:
+                try:
+                    slot.job.do(part)
+                except BaseException as error:
+                    slot.errors.append((part, error))
+            with self._changed:
+                self._num_working -= 1
+                slot.num_left -= len(parts)
+                if slot.num_left == 0 or self._resting:
+                    self._changed.notify_all()
+            del slot, taken  # a thread that waits must not keep a job's memory
+
+    def _take(self) -> tuple[_Slot[J], range] | None:
+        """The next few parts of the oldest job that has some left; None when it is time to stop."""
+        with self._changed:
+            while not self._stopped:
+                slot = next((slot for slot in self._slots if slot.untaken), None)
+                if self._resting:
+                    self._changed.wait()
+                elif slot is not None:
+                    parts, slot.untaken = slot.untaken[:_CHUNK_PARTS], slot.untaken[_CHUNK_PARTS:]
+                    self._num_working += 1
+                    return slot, parts
+                elif self._numbers and not self._beginning and len(self._slots) <= self._ahead:
+                    self._begin_job()
+                else:
+                    self._changed.wait()
+            return None
+
+    def _begin_job(self) -> None:
+        """Begin one more job, letting go of the lock meanwhile."""
+        number, self._numbers = self._numbers[0], self._numbers[1:]
+        self._beginning = True
+        self._num_working += 1
+        self._changed.release()
+        try:
+            job = self._begin(number)
+            slot = _Slot(job, range(job.num_parts), job.num_parts)
+        except BaseException as error:
+            slot = _Slot(None, range(0), 0, [(0, error)])
+        finally:
+            self._changed.acquire()
+        self._num_working -= 1
+        self._beginning = False
+        self._slots.append(slot)
+        self._changed.notify_all()
+
+
+_running: weakref.WeakSet[Pipeline[Any]] = weakref.WeakSet()
+
+
+def _rest_before_fork() -> None:
+    # A fork copies the locks inside OpenCV and the C library as they are at that moment, and one
+    # that a thread holds is never released in the child.
+    for pipeline in list(_running):
+        pipeline.rest()
+
+
+def _go_on_after_fork() -> None:
+    for pipeline in list(_running):
+        pipeline.go_on()
+
+
+def _stop_at_exit() -> None:
+    # Python ends threads that outlive it in the middle of C++ code, which aborts the process.
+    for pipeline in list(_running):
+        pipeline.stop()
+
+
+os.register_at_fork(
+    before=_rest_before_fork, after_in_parent=_go_on_after_fork, after_in_child=_running.clear
+)
+atexit.register(_stop_at_exit)

@@ -1,0 +1,261 @@
+"""From stored samples to the pixels of a batch: what to do is worked out for all samples at once,
+and done for each on its own, by any thread, straight into the batch's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any, Literal, NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from .augment import center_crops, flips, random_resized_crops
+from .decode import FLIPPED_AXES, UndecodableError, decode_region
+from .errors import DspackError
+from .order import Picked
+from .pack import Pack, Stored
+
+Array = npt.NDArray[Any]
+Pixels = npt.NDArray[np.uint8]
+Transform = Callable[[Pixels, np.random.Generator], Array]
+Layout = Literal["NHWC", "NCHW"]
+Box = tuple[int, int, int, int]
+
+
+class Task(NamedTuple):
+    """What to do for one sample; boxes are left, top, width, height in upright pixels."""
+
+    sample: int
+    label: int
+    stored: Stored
+    image_size: tuple[int, int]  # width, height, upright
+    orientation: int
+    region: Box  # what has to be decoded
+    window: tuple[float, float, float, float]  # what the result shows, within the region
+    mirrored: bool
+    draw: tuple[int, int]  # epoch and a number: they name the random draws
+    fields: tuple[Stored, ...]  # further fields
+
+
+class Renderer:
+    """Turns samples of one pack into images of one shape."""
+
+    def __init__(
+        self,
+        pack: Pack,
+        *,
+        fields: Sequence[str],
+        seed: int,
+        size: int,
+        train: bool,
+        scale: tuple[float, float] | None,
+        ratio: tuple[float, float],
+        flip: float,
+        resize: int | None,
+        exact: bool,
+        transform: Transform | None,
+        layout: Layout,
+        dtype: npt.DTypeLike | None,
+        normalize: tuple[Sequence[float], Sequence[float]] | None,
+    ) -> None:
+        """See readers.loader.BatchLoader. Raises ValueError for options that contradict each
+        other or the pack, DspackError for an unknown field."""
+        self._pack = pack
+        self.fields = _known(pack, fields)
+        self._array = _array_type(pack, transform)
+        self._seed, self._size, self._train = seed, size, train
+        self._scale, self._ratio, self._flip = scale, ratio, flip
+        self._resize = resize or round(size * 256 / 224)
+        # Half of twice the result's pixels is left to the antialiasing filter: what Pillow calls
+        # a fair quality. Bilinear interpolation looks at no more than the result's pixels.
+        least = size if train else 2 * size
+        self._least = None if exact or transform else (least, least)
+        self.transform = transform
+        self.dtype = np.dtype(dtype or (np.float32 if normalize else np.uint8))
+        if normalize and self.dtype.kind != "f":
+            raise ValueError(f"normalize makes floats, which {self.dtype} cannot hold")
+        if transform and (dtype or normalize or layout != "NHWC"):
+            raise ValueError("dtype, layout and normalize are up to the transform")
+        if layout not in ("NHWC", "NCHW"):
+            raise ValueError(f'layout is {layout!r}, not "NHWC" or "NCHW"')
+        self.layout, self._normalize = layout, _normalization(normalize)
+        self._in_place = layout == "NHWC" and self.dtype == np.uint8
+        self.shape = (size, size, 3) if layout == "NHWC" else (3, size, size)
+        one = np.ones(1, np.int64)
+        self._boxes(0, Picked(one, one, one), one, one, one)  # refuses what does not fit together
+
+    def tasks(self, epoch: int, picked: Picked) -> list[Task]:
+        """What to do for each sample of a batch."""
+        pack = self._pack
+        rows = pack.rows_at(picked.samples)
+        stored = {name: pack.stored(rows, name) for name in ("image", *self.fields)}
+        for name, values in stored.items():
+            for value in values:
+                pack.announce(value, name)
+        index = pack.index
+        widths, heights = index["width"][rows], index["height"][rows]
+        orientations = index["orientation"][rows]
+        regions, windows = self._boxes(epoch, picked, widths, heights, orientations)
+        if self._train:
+            mirrored = flips(self._seed, epoch, picked.draws, self._flip)
+        else:
+            mirrored = np.zeros(len(rows), bool)
+        columns = (
+            picked.samples.tolist(),
+            index["label"][rows].tolist(),
+            stored["image"],
+            zip(widths.tolist(), heights.tolist(), strict=True),
+            orientations.tolist(),
+            map(tuple, regions.tolist()),
+            map(tuple, windows.tolist()),
+            mirrored.tolist(),
+            zip(repeat(epoch), picked.draws.tolist()),
+            zip(*(stored[name] for name in self.fields), strict=True)
+            if self.fields
+            else repeat(()),
+        )
+        return [Task(*values) for values in zip(*columns, strict=False)]
+
+    def _boxes(
+        self, epoch: int, picked: Picked, widths: Array, heights: Array, orientations: Array
+    ) -> tuple[Array, Array]:
+        """For n samples the region to decode, (n, 4) integers, and the window within, (n, 4)."""
+        sizes: Array = np.stack([widths, heights], axis=1)
+        regions: Array
+        if not self._train and self.transform is None:
+            shown = center_crops(widths, heights, self._resize, self._size)
+            return _around(shown, np.maximum(shown[:, 2:] / self._size, 1), sizes, orientations)
+        if self._scale is None or self.transform is not None:
+            regions = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+        else:
+            regions = random_resized_crops(
+                widths, heights, self._seed, epoch, picked.draws, self._scale, self._ratio
+            )
+        return regions, regions * [0, 0, 1, 1]
+
+    # One sample; both raise DamagedSample.
+
+    def transformed(self, task: Task) -> Array:
+        """What the user's function makes of a sample."""
+        assert self.transform is not None
+        pixels = self._region(task)
+        if not pixels.flags.writeable:  # a pack that stores arrays: this is the file itself
+            pixels = pixels.copy()
+        epoch, number = task.draw
+        key = np.array([self._seed % 2**64, epoch], np.uint64)
+        random = np.random.Philox(key=key, counter=np.array([0, 0, 1, number], np.uint64))
+        return np.asarray(self.transform(pixels, np.random.Generator(random)))
+
+    def render(self, task: Task, out: Array) -> None:
+        """Make a sample's image in `out`, an array of this renderer's shape and dtype."""
+        target = out if self._in_place else np.empty((self._size, self._size, 3), np.uint8)
+        if self._train:
+            self._resize_crop(self._region(task), task.mirrored, target)
+        else:
+            self._resize_antialiased(self._region(task), task, target)
+        if not self._in_place:
+            self._convert(target, out)
+
+    def _resize_crop(self, pixels: Pixels, mirrored: bool, target: Pixels) -> None:
+        if mirrored and pixels.shape == target.shape:
+            cv2.flip(pixels, 1, dst=target)
+            return
+        # OpenCV copies where the size is right already.
+        cv2.resize(pixels, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
+        if mirrored:
+            cv2.flip(target, 1, dst=target)
+
+    def _resize_antialiased(self, pixels: Pixels, task: Task, target: Pixels) -> None:
+        from PIL import Image
+
+        left, top, width, height = task.window
+        if width == height == self._size and left.is_integer() and top.is_integer():
+            x, y = int(left), int(top)
+            target[...] = pixels[y : y + self._size, x : x + self._size]
+            return
+        shrink = round(task.region[2] / pixels.shape[1])  # what the JPEG was decoded at
+        right = min((left + width) / shrink, pixels.shape[1])  # rounding may lead a hair too far
+        bottom = min((top + height) / shrink, pixels.shape[0])
+        box = (left / shrink, top / shrink, right, bottom)
+        image = Image.fromarray(pixels)
+        resized = image.resize(target.shape[1::-1], Image.Resampling.BILINEAR, box)
+        target[...] = np.asarray(resized)
+
+    def _convert(self, pixels: Pixels, out: Array) -> None:
+        source: Array = pixels
+        if self._normalize is not None:
+            factor, shift = self._normalize
+            source = pixels * factor + shift
+        out[...] = source if self.layout == "NHWC" else source.transpose(2, 0, 1)
+
+    def _region(self, task: Task) -> Pixels:
+        """The pixels of the task's region, or fewer where enough are left."""
+        data = self._pack.value(task.stored)
+        if self._array is not None:
+            left, top, width, height = task.region
+            array = np.frombuffer(data, self._array[0]).reshape(self._array[1])
+            return array[top : top + height, left : left + width]
+        try:
+            return decode_region(
+                data,
+                task.orientation,
+                task.image_size,
+                task.region,
+                segments=self._pack.segments(task.stored.row),
+                reduce_to=self._least,
+                rule=self._pack.odd_rule(task.stored.row),
+            )
+        except UndecodableError as error:
+            raise self._pack.damaged(
+                task.stored.row, f"the image cannot be decoded: {error}"
+            ) from None
+
+
+def _around(shown: Array, reach: Array, sizes: Array, orientations: Array) -> tuple[Array, Array]:
+    """The regions to decode for boxes that are shown through Pillow's filter, which looks `reach`
+    beyond them, one pixel of the result and at least one of the source; and the boxes within.
+
+    All are in upright pixels; `sizes` are the images' (n, 2). A region begins and ends on pixels
+    that a decoder can give at 1/8 of the size too, counted from the stored image's corner.
+    """
+    flipped = np.stack([np.isin(orientations, axis) for axis in FLIPPED_AXES], axis=1)
+    corner = np.where(flipped, sizes, 0)
+    start = corner + np.floor((shown[:, :2] - reach - corner) / 8) * 8
+    stop = corner + np.ceil((shown[:, :2] + shown[:, 2:] + reach - corner) / 8) * 8
+    start, stop = np.maximum(start, 0), np.minimum(stop, sizes)
+    regions = np.concatenate([start, stop - start], axis=1).astype(np.int64)
+    return regions, np.concatenate([shown[:, :2] - start, shown[:, 2:]], axis=1)
+
+
+def _known(pack: Pack, fields: Sequence[str]) -> tuple[str, ...]:
+    for name in fields:
+        if name not in pack.manifest.fields:
+            known = ", ".join(pack.manifest.fields)
+            raise DspackError(f"no field {name!r}; it has {known}", path=pack.path)
+    return tuple(fields)
+
+
+def _array_type(
+    pack: Pack, transform: Transform | None
+) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """dtype and shape of the images of a pack that stores arrays."""
+    stored = pack.manifest.fields["image"]
+    if stored.kind != "array":
+        return None
+    dtype, shape = np.dtype(stored.dtype), stored.shape or ()
+    if transform is None and (dtype != np.uint8 or len(shape) != 3 or shape[2] != 3):
+        raise ValueError(f"{pack.path} holds arrays {shape} of {dtype}: pass a transform for them")
+    return dtype, shape
+
+
+def _normalization(
+    normalize: tuple[Sequence[float], Sequence[float]] | None,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+    """(mean, std) as the factor and shift of one multiplication and one addition."""
+    if normalize is None:
+        return None
+    mean, std = (np.asarray(part, np.float32) for part in normalize)
+    return (1 / std).astype(np.float32), (-mean / std).astype(np.float32)
