@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -57,12 +56,12 @@ def main() -> None:
 # Data
 
 
-def replicate(source: Path, target: Path) -> Path:
-    """The photographs over and over in class folders, up to NUM_PHOTOS files."""
+def replicate(source: Path, target: Path, num: int = NUM_PHOTOS) -> Path:
+    """The photographs over and over in class folders, up to `num` files."""
     if target.exists():
         return target
     files = [path for path in sorted(source.rglob("*")) if path.is_file()]
-    for i in range(NUM_PHOTOS):
+    for i in range(num):
         path = files[i % len(files)]
         folder = target / path.parent.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +173,9 @@ def open_a_million(work: Path, rounds: int) -> None:
     code = f"""
 import os, re, time
 import readers, numpy
-def private(): return sum(map(int, re.findall(r"Private_\\w+: +(\\d+)", open("/proc/self/smaps_rollup").read())))
+def private():
+    text = open("/proc/self/smaps_rollup").read()
+    return sum(map(int, re.findall(r"Private_\\w+: +(\\d+)", text)))
 readers.open({str(work / "open.memmap")!r})
 before = private(); started = time.perf_counter()
 pack = readers.open({str(out)!r})

@@ -118,6 +118,7 @@ def main() -> None:
     dspack convert ./imgs --to lmdb        pack a class folder
     dspack verify imgs.lmdb                prove that the pack is whole
     dspack info imgs.lmdb                  what is in it
+    dspack bench imgs.lmdb                 how fast it feeds training here
     """
 
 
@@ -273,10 +274,11 @@ def convert(
       dspack convert imgs.tar.gz --to lmdb --split train=0.9,val=0.1
       dspack convert imgs.lmdb --to hdf5 --split val
     """
-    from .convert import Options, default_destination
     from .convert import convert as run
+    from .destination import default_destination
     from .estimate import estimate
     from .layout import load_classes
+    from .options import Options
     from .part import Part
     from .split import NewSplits
 
@@ -382,6 +384,79 @@ def info(pack: Path, as_json: bool) -> None:
 
     description = asdict(describe(pack))
     _print_json(description) if as_json else _print_description(description)
+
+
+@main.command()
+@click.argument("pack", metavar="PACK", type=click.Path(path_type=Path))
+@click.option(
+    "--against",
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The class folder that was packed, to compare with.",
+)
+@click.option("--split", help="Read this split only.")
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--size", type=click.IntRange(1), default=224, show_default=True, help="In pixels.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=_default_threads,
+    show_default="the processors",
+    help="The Loader's threads, and the DataLoader's workers.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="How long each is measured, after as long for warming up.",
+)
+@click.option("--cold", is_flag=True, help="Measure from the disk, too, not only from memory.")
+@click.option(
+    "--plot", metavar="PNG", type=click.Path(dir_okay=False, path_type=Path), help="Draw bars."
+)
+@json_option
+def bench(
+    pack: Path,
+    against: Path | None,
+    split: str | None,
+    batch_size: int,
+    size: int,
+    threads: int,
+    seconds: float,
+    cold: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure how fast PACK feeds training here, what limits it, and what would help.
+
+    \b
+    Examples:
+      dspack bench imgs.lmdb
+      dspack bench imgs.lmdb --against ./imgs --cold
+      dspack bench imgs.lmdb --threads 8 --plot speeds.png
+    """
+    from .bench import bench as run
+    from .bench import plot as draw
+    from .bench import table
+
+    report = run(
+        pack,
+        against,
+        split=split,
+        batch_size=batch_size,
+        size=size,
+        threads=threads,
+        seconds=seconds,
+        cold=cold,
+        progress=lambda title: click.echo(f"measuring: {title}", err=True),
+    )
+    if as_json:
+        _print_json(asdict(report))
+    else:
+        click.echo("\n".join(map(printable, table(report))))
+    if plot is not None:
+        draw(report, plot)
 
 
 # Printing

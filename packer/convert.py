@@ -2,70 +2,39 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import os
-import platform
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from readers import formats
-from readers.checksum import checksum, content_digest
-from readers.errors import DestinationError, DspackError, RejectsError, printable
-from readers.index import (
-    Column,
-    Keys,
-    column_names,
-    pack_keys,
-    save_columns,
-    save_pieces,
-)
-from readers.manifest import REJECTED_NAME, Field, Manifest, Shard
+from readers.checksum import checksum
+from readers.errors import DestinationError, RejectsError, printable
+from readers.index import Column
+from readers.manifest import Manifest
 from readers.version import __version__
 
 from . import duplicates, labels, layout
-from .mounts import is_windows_mount
+from .destination import check_destination, existing_parent
 from .names import name_warnings
-from .part import Part, take_number, take_splits_and_classes
-from .pixels import PixelOptions
+from .options import Options
+from .part import take_number, take_splits_and_classes
 from .prepare import prepare_all, settle
-from .shards import FIELD, ShardSequence, pack_file
+from .publish import RejectedFile, changes, finish, keys_of
+from .shards import FIELD, ShardSequence
 from .sources import Listing, Source, open_source
-from .split import NewSplits, split
+from .split import split
 from .staging import Done, Staging, fingerprint
 
-SHARD_BYTES = 512 << 20  # resuming repeats half a shard on average: seconds; and 300 shards of
-# ImageNet are few enough for every process to hold open
 _GO_ON_ADVICE = (
     "what is packed so far is kept; make room if the disk is full, and run the same command again"
 )
 Progress = Callable[[int, int, int], None]  # files done, bytes read, files in all
-
-
-@dataclass(frozen=True)
-class Options:
-    """What decides a pack's content, and so belongs to the plan of a run."""
-
-    format: str
-    shard_bytes: int = SHARD_BYTES
-    check: str = "decode"
-    layout: str = "auto"
-    classes: tuple[str, ...] | None = None
-    source_kind: str | None = None  # told from the source itself
-    root: Path | None = None  # of a list's paths; the list's folder
-    part: Part = field(default_factory=Part)
-    new_splits: NewSplits | None = None
-    drop_duplicates: bool = False
-    pixels: PixelOptions = field(default_factory=PixelOptions)
 
 
 @dataclass
@@ -123,7 +92,7 @@ def convert(
         done += _pack_rest(staging, done, source, plan, options, threads, progress)
         rejected = _rejected(listing, plan, done)
         _refuse(staging, _unwanted(rejected), done, source, strict)
-        manifest, index = _finish(staging, done, source, listing, plan, options, rejected)
+        manifest, index = finish(staging, done, source, listing, plan, options, rejected)
         check_destination(out, source_path, overwrite=overwrite, force=force)  # it may be new
         staging.publish(manifest.to_json())
     except OSError as error:
@@ -138,61 +107,6 @@ def convert(
     finally:
         staging.close()
     return _summary(out, manifest, index, listing, plan, done, rejected, num_resumed, started)
-
-
-_KIND_SUFFIX = re.compile(
-    r"([-_.]?\{[^/]*\})?\.(tar|tgz|tbz2?|txz|tzst|zip|csv|tsv|jsonl|"
-    + "|".join(formats.names())
-    + r")(\.(gz|bz2|xz|zst))?$",
-    re.IGNORECASE,
-)
-
-
-def default_destination(source: Path, format_name: str) -> Path:
-    """NAME.FORMAT in the current folder, or in ~/datasets when that is a Windows drive.
-
-    NAME is the source's without what tells its kind: imgs.tar.gz and imgs-{00..99}.tar give imgs.
-    """
-    name = _KIND_SUFFIX.sub("", Path(os.path.abspath(source)).name) + f".{format_name}"
-    here = Path.cwd()
-    return Path.home() / "datasets" / name if is_windows_mount(here) else Path(name)
-
-
-def check_destination(out: Path, source: Path, *, overwrite: bool, force: bool) -> None:
-    """Raise DestinationError for a destination that must not be written."""
-    if out.name in ("", ".."):
-        raise DestinationError("is no name for a new pack", path=out, advice="add one")
-    if is_windows_mount(out) and not force:
-        raise DestinationError(
-            "lies on a Windows drive, where reading a pack is slow and mapping it unsafe",
-            path=out,
-            advice="choose a folder in Linux's own file system, such as ~/datasets, or --force",
-        )
-    real_out, real_source = os.path.realpath(out), os.path.realpath(source)
-    if os.path.commonpath([real_out, real_source]) == real_source != real_out:
-        raise DestinationError(
-            "lies inside the source, where it would be taken for a class",
-            path=out,
-            advice="choose another folder with -o",
-        )
-    if not os.path.lexists(out):
-        return
-    if not overwrite:
-        raise DestinationError("exists", path=out, advice="add --overwrite to replace it")
-    if out.is_symlink() or not _is_pack(out):
-        raise DestinationError(
-            "exists and is not a pack, so --overwrite does not touch it",
-            path=out,
-            advice="move it away or choose another name",
-        )
-
-
-def _is_pack(path: Path) -> bool:
-    try:
-        Manifest.load(path)
-    except DspackError:
-        return False
-    return True
 
 
 def list_source(
@@ -216,14 +130,6 @@ def list_source(
     plan = take_number(plan, options.part.limit)
     plan.warnings.extend(name_warnings(plan.keys))
     return source, listing, plan
-
-
-def existing_parent(path: Path) -> Path:
-    """The lowest folder above `path` that exists."""
-    path = path.absolute().parent
-    while not os.path.exists(path):
-        path = path.parent
-    return path
 
 
 def _plan_json(source: Source, plan: layout.Plan, options: Options) -> dict[str, Any]:
@@ -290,28 +196,21 @@ def _pack_rest(
         raise
 
 
-@dataclass(frozen=True)
-class _Rejected:
-    key: str
-    reason: str
-    detail: str
-
-
-def _rejected(listing: Listing, plan: layout.Plan, done: Sequence[Done]) -> list[_Rejected]:
-    rejected = [_Rejected(path, reason, "") for path, reason in sorted(listing.rejected)]
+def _rejected(listing: Listing, plan: layout.Plan, done: Sequence[Done]) -> list[RejectedFile]:
+    rejected = [RejectedFile(path, reason, "") for path, reason in sorted(listing.rejected)]
     for shard in done:
-        rejected += [_Rejected(plan.keys[r.entry], r.reason, r.detail) for r in shard.rejected]
+        rejected += [RejectedFile(plan.keys[r.entry], r.reason, r.detail) for r in shard.rejected]
     return rejected
 
 
-def _unwanted(rejected: Sequence[_Rejected]) -> list[_Rejected]:
+def _unwanted(rejected: Sequence[RejectedFile]) -> list[RejectedFile]:
     """The rejects but for the duplicates that were to be dropped."""
     return [reject for reject in rejected if reject.reason != duplicates.DUPLICATE]
 
 
 def _refuse(
     staging: Staging,
-    rejected: Sequence[_Rejected],
+    rejected: Sequence[RejectedFile],
     done: Sequence[Done],
     source: Source,
     strict: bool,
@@ -332,145 +231,6 @@ def _refuse(
     )
 
 
-def _finish(
-    staging: Staging,
-    done: Sequence[Done],
-    source: Source,
-    listing: Listing,
-    plan: layout.Plan,
-    options: Options,
-    rejected: Sequence[_Rejected],
-) -> tuple[Manifest, dict[str, Column]]:
-    """Write the index and the list of rejects; returns the manifest and the index."""
-    filled = [shard for shard in done if len(shard.rows)]
-    columns = _columns(filled, plan)
-    names = [*save_columns(staging.pack, columns), REJECTED_NAME]
-    if options.pixels.makes_segments:
-        names += _save_segments(staging, done)
-    with (staging.pack / REJECTED_NAME).open("w", encoding="ascii") as file:
-        for reject in rejected:
-            row = {"key": reject.key, "reason": reject.reason, "detail": reject.detail}
-            file.write(json.dumps(row) + "\n")
-    copies = [c for c in duplicates.find(columns, FIELD) if c.splits or c.classes]
-    if copies:
-        duplicates.write(staging.pack / duplicates.DUPLICATES_NAME, copies, _keys(columns))
-        names.append(duplicates.DUPLICATES_NAME)
-    manifest = Manifest(
-        format=options.format,
-        num_samples=len(columns["label"]),
-        fields={FIELD: _field(options.pixels, columns)},
-        classes=tuple(plan.classes),
-        splits=tuple(plan.splits),
-        shards=tuple(
-            Shard(_shard_name(shard.files[0].name), len(shard.rows), shard.files)
-            for shard in filled
-        ),
-        files=tuple(pack_file(staging.pack, name) for name in names),
-        content_digest=content_digest(plan.classes, plan.splits, columns, [FIELD]),
-        num_rejected=len(rejected),
-        made=_made(source, listing, options, done, rejected),
-    )
-    return manifest, columns
-
-
-def _keys(columns: dict[str, Column]) -> Keys:
-    return Keys(columns["key_offset"], columns["keys"], range(len(columns["label"])))
-
-
-def _field(pixels: PixelOptions, columns: dict[str, Column]) -> Field:
-    """How images are stored."""
-    if pixels.encode == "raw":
-        return Field("array", "|u1", (int(columns["height"][0]), int(columns["width"][0]), 3))
-    return Field(odd=pixels.rule._asdict() if f"{FIELD}.odd" in columns else None)
-
-
-def _save_segments(staging: Staging, done: Sequence[Done]) -> list[str]:
-    """The offsets of seekable JPEGs, which are too many to hold in memory, into the index."""
-    num_segments = np.concatenate([staging.segments(i)[0] for i in range(len(done))])
-    bounds = np.concatenate([[0], np.cumsum(num_segments)])
-    segments = (staging.segments(i)[1] for i in range(len(done)))
-    return [
-        save_pieces(staging.pack, f"{FIELD}.segment_offset", len(bounds), [bounds]),
-        save_pieces(staging.pack, f"{FIELD}.segments", int(bounds[-1]), segments),
-    ]
-
-
-def _shard_name(file_name: str) -> str:
-    return file_name.removeprefix("shards/").partition(".")[0]
-
-
-def _columns(filled: Sequence[Done], plan: layout.Plan) -> dict[str, Column]:
-    """The index of all shards' rows."""
-    rows = np.concatenate([shard.rows for shard in filled])
-    sizes = [len(shard.rows) for shard in filled]
-    offsets = [np.cumsum(shard.rows["length"]) - shard.rows["length"] for shard in filled]
-    key_offset, keys = pack_keys([plan.keys[entry] for entry in rows["entry"]])
-    columns: dict[str, Column] = {
-        "label": plan.labels[rows["entry"]],
-        "split": plan.split_ids[rows["entry"]],
-        "shard": np.repeat(np.arange(len(filled)), sizes),
-        "position": np.concatenate([np.arange(size) for size in sizes]),
-        "key_offset": key_offset,
-        "keys": keys,
-        "width": rows["width"],
-        "height": rows["height"],
-        "orientation": rows["orientation"],
-        f"{FIELD}.length": rows["length"],
-        f"{FIELD}.offset": np.concatenate(offsets),
-        f"{FIELD}.checksum": np.ascontiguousarray(rows["checksum"]).view(np.uint8).reshape(-1, 16),
-    }
-    assert list(columns) == column_names([FIELD])
-    if rows["odd"].any():
-        columns[f"{FIELD}.odd"] = rows["odd"]
-    return columns
-
-
-def _made(
-    source: Source,
-    listing: Listing,
-    options: Options,
-    done: Sequence[Done],
-    rejected: Sequence[_Rejected],
-) -> dict[str, Any]:
-    """How the pack was made, for people."""
-    return {
-        "by": f"dspack {__version__}",
-        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "source": os.path.realpath(source.root),
-        "check": options.check,
-        "layout": options.layout,
-        "part": asdict(options.part),
-        "new_splits": None if options.new_splits is None else asdict(options.new_splits),
-        "drop_duplicates": options.drop_duplicates,
-        "pixels": options.pixels.describe(),
-        "shard_bytes": options.shard_bytes,
-        "left_out": dict(sorted(listing.left_out.items())),
-        "rejected": layout.count(reject.reason for reject in rejected),
-        "changed": _changed(done),
-        "warnings": layout.count(warning for shard in done for _, warning in shard.warnings),
-        "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in _LIBRARIES},
-    }
-
-
-def _changed(done: Sequence[Done]) -> dict[str, int]:
-    """What was done to files, and to how many."""
-    total: Counter[str] = Counter()
-    for shard in done:
-        total.update(shard.changes)
-    return dict(sorted(total.items()))
-
-
-_LIBRARIES = ("h5py", "lmdb", "numpy", "opencv-python-headless", "pillow", "simplejpeg", "xxhash")
-
-
-def _version(library: str) -> str | None:
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:  # cv2 comes under other names, too
-        return None
-
-
 def _summary(
     out: Path,
     manifest: Manifest,
@@ -478,7 +238,7 @@ def _summary(
     listing: Listing,
     plan: layout.Plan,
     done: Sequence[Done],
-    rejected: Sequence[_Rejected],
+    rejected: Sequence[RejectedFile],
     num_resumed: int,
     started: float,
 ) -> Summary:
@@ -498,9 +258,9 @@ def _summary(
         by_split={name: int(counts[i + 1]) for i, name in enumerate(plan.splits)},
         rejected=layout.count(reject.reason for reject in _unwanted(rejected)),
         left_out=dict(sorted(left_out.items())),
-        changed=_changed(done),
+        changed=changes(done),
         warnings=layout.count(warning for shard in done for _, warning in shard.warnings),
-        notes=plan.warnings + duplicates.notes(copies, _keys(columns)),
+        notes=plan.warnings + duplicates.notes(copies, keys_of(columns)),
         seconds=time.monotonic() - started,
         num_resumed=num_resumed,
         rejected_files=[reject.key for reject in _unwanted(rejected)[:10]],

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from . import layout
-from .convert import Options, check_destination, existing_parent, list_source
+from .convert import list_source
+from .destination import check_destination, existing_parent
+from .options import Options
 from .prepare import Prepared, prepare_all, settle
 
 _SAMPLE_FILES = 200  # a second or two on a slow mount; enough for a rate

@@ -46,7 +46,8 @@ def examine_apart(
 
 def _examine(path: Path, shard_name: str, start: int, decode_images: bool) -> None:
     """Print [position, null] before a sample is read, and [position, reason] if it is bad."""
-    from .verify import decode_problem
+    if decode_images:
+        from .verify import decode_problem  # costs an import of the decoders
 
     manifest = Manifest.load(path)
     pack = Pack(path)

@@ -21,6 +21,7 @@ from .pixels import MAX_PIXELS
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 JPEG_END = b"\xff\xd9"
+MORE_PICTURES = "more than one picture in the file, the first is packed"
 
 
 class Reject(Exception):
@@ -34,8 +35,8 @@ class Reject(Exception):
 
 @dataclass(slots=True)
 class Image:
-    """A file that can be packed. `width` and `height` are upright, in pixels; those of an odd one
-    may still turn out to be exchanged."""
+    """A file that can be packed. `width` and `height` are upright, in pixels; except that of an odd
+    one that is neither JPEG nor PNG they are as stored, and only decoding tells."""
 
     kind: str
     width: int
@@ -225,7 +226,7 @@ def _inspect_jpeg(data: bytes) -> Image:
             except ValueError:
                 warnings.append("broken EXIF, taken as upright")
         elif marker == _APP2 and data[segment : segment + 4] == b"MPF\0":
-            warnings.append("more than one picture in the file, the first is packed")
+            warnings.append(MORE_PICTURES)
         elif marker == _APP2 and data[segment : segment + 12] == b"ICC_PROFILE\0":
             profile.append(data[segment + 12 : at])
         elif marker == _APP14 and data[segment : segment + 5] == b"Adobe" and length >= 14:

@@ -14,9 +14,8 @@ import simplejpeg
 
 from readers import seekable
 from readers.decode import Pixels, UndecodableError, decode, upright
-from readers.odd import canonical
 
-from .inspect import Image, Reject, check_pixels
+from .inspect import JPEG_END, MORE_PICTURES, Image, Reject, check_pixels
 from .pixels import PixelOptions
 from .restart import with_restart_markers
 
@@ -65,21 +64,25 @@ def transform(data: bytes, image: Image, options: PixelOptions) -> Stored:
 
 
 def _transform_odd(data: bytes, image: Image, options: PixelOptions) -> Stored:
+    from readers.odd import canonical  # costs an import of Pillow, which most runs do without
+
     _settle(image, options)
     if image.kind == "JPEG":
         data = check_pixels(data, image)  # it hears libjpeg's warnings, which Pillow does not tell
     warnings = list(image.warnings)
     try:
-        pixels = canonical(data, options.rule, warnings.append)
+        pixels = upright(canonical(data, options.rule, warnings.append), image.orientation)
     except UndecodableError as error:
         raise Reject("damaged image data", str(error)) from None
     height, width, _ = pixels.shape
     if options.keep_bytes:
-        kept = Image(image.kind, width, height, warnings=tuple(warnings))
+        kept = Image(image.kind, width, height, image.orientation, tuple(warnings))
         return Stored(data, kept, is_odd=True)
     size, resized = _resized_size(width, height, options), _is_resized(width, height, options)
     encoding = options.encode or ("jpeg" if resized and image.kind == "JPEG" else "png")
-    found = (image.odd or image.kind) + (f" in {image.profile}" if options.icc else "")
+    found = image.odd or image.kind
+    if options.icc and image.profile:
+        found += f" in {image.profile}"
     change = f"{found} to {_NAMES[encoding]}" + ", resized" * resized
     return _encoded(_fit(pixels, size, options), encoding, tuple(warnings), change, options)
 
@@ -124,7 +127,8 @@ def _plain_pixels(data: bytes, image: Image, size: tuple[int, int]) -> Pixels:
 
 def _seekable(data: bytes, image: Image) -> Stored:
     """A JPEG with restart markers, the same pixels; others, and odd ones, stay as they are."""
-    if image.kind != "JPEG" or image.warnings:
+    has_more = not data.endswith(JPEG_END) or MORE_PICTURES in image.warnings  # which would be lost
+    if image.kind != "JPEG" or image.stray or has_more:
         return Stored(data, image)
     segments = seekable.segment_offsets(data)
     if segments is not None:

@@ -149,12 +149,16 @@ class _Check:
 
     def _check_index(self, quick: bool) -> None:
         manifest = self._manifest
+        sizes = [shard.num_samples for shard in manifest.shards]
+        if sum(sizes) != manifest.num_samples or min(sizes, default=1) < 1:
+            reason = f"its shards hold {sum(sizes)} samples, not {manifest.num_samples}"
+            self._found(Finding(reason, MANIFEST_NAME))
+            return
         try:
             listed = {file.name for file in manifest.files}
             columns = map_columns(self._path, manifest.num_samples, list(manifest.fields), listed)
         except DamagedPack as error:
-            assert error.path is not None
-            self._found(Finding(error.reason, str(Path(error.path).relative_to(self._path))))
+            self._found(Finding(error.reason, str(Path(str(error.path)).relative_to(self._path))))
             return
         broken = list(_broken_promises(manifest, columns))
         for name, reason in broken:
@@ -270,9 +274,6 @@ def decode_problem(pack: Pack, row: int) -> str | None:
 def _broken_promises(manifest: Manifest, columns: dict[str, Column]) -> Iterator[tuple[str, str]]:
     """(column, what is wrong with it) for all that the format promises of the index."""
     sizes = [shard.num_samples for shard in manifest.shards]
-    if sum(sizes) != manifest.num_samples:
-        yield "shard", f"the shards hold {sum(sizes)} samples, the manifest {manifest.num_samples}"
-        return
     positions = np.concatenate([np.arange(size) for size in [*sizes, 0]])
     if not np.array_equal(columns["shard"], np.repeat(np.arange(len(sizes)), sizes)):
         yield "shard", "samples are not in the order of the shards"

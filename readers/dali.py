@@ -429,10 +429,18 @@ def _resized(recipe: Recipe, images: Any, columns: Mapping[str, Any]) -> Any:
 def _stored_pixels(pack: Pack) -> bool:
     """Whether the pack holds pixels and not files. Raises DspackError for what is no image."""
     about = pack.manifest.fields["image"]
+    if about.odd is not None:
+        raise DspackError(
+            "it keeps odd images (CMYK, transparent, TIFF …) as they were, which DALI would decode "
+            "to other pixels",
+            path=pack.path,
+            advice="pack without --keep-bytes, or use readers.torch.Loader",
+        )
     if about.kind == "encoded":
         return False
     shape = about.shape or ()
-    if about.kind == "array" and about.dtype == "uint8" and len(shape) == 3 and shape[2] == 3:
+    is_uint8 = about.kind == "array" and np.dtype(about.dtype) == np.uint8
+    if is_uint8 and len(shape) == 3 and shape[2] == 3:
         return True
     raise DspackError(
         f"its images are {about.kind} {about.dtype} {shape}; DALI is fed encoded images, or uint8 "

@@ -43,9 +43,7 @@ def decode(data: bytes | memoryview, orientation: int = 1, rule: Rule | None = N
     UndecodableError.
     """
     if rule is not None:
-        from .odd import canonical  # costs an import of Pillow
-
-        return canonical(data, rule)
+        return upright(_decode_odd(data, rule), orientation)
     pixels = _decode_jpeg(data) if data[:3] == JPEG_MAGIC else None
     if pixels is None:
         pixels = _decode_any(data)
@@ -66,6 +64,12 @@ def _decode_jpeg(data: bytes | bytearray | memoryview, shrink: int = 1) -> Pixel
     except ValueError:
         return None  # it refuses stray bytes between headers, strict or not; OpenCV skips them
     return pixels
+
+
+def _decode_odd(data: bytes | memoryview, rule: Rule) -> Pixels:
+    from .odd import canonical  # costs an import of Pillow
+
+    return canonical(data, rule)
 
 
 def _decode_any(data: bytes | bytearray | memoryview) -> Pixels:
@@ -101,7 +105,7 @@ def decode_region(
     left, top, width, height = _as_stored(box, image_size, orientation)
     pixels, shrink = None, 1
     if rule is not None:
-        pixels = decode(data, rule=rule)
+        pixels = _decode_odd(data, rule)
     elif data[:3] == JPEG_MAGIC:
         if reduce_to is not None:
             shrink = _shrink(box[2], box[3], reduce_to)

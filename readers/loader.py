@@ -22,7 +22,7 @@ from .errors import DamagedPack, DamagedSample, DspackError
 from .order import Order, Shuffle
 from .pack import Pack
 from .pipeline import Pipeline
-from .render import Layout, Renderer, Transform
+from .render import Interpolation, Layout, Renderer, Transform
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
@@ -71,6 +71,7 @@ class BatchLoader:
         flip: float = 0.5,
         resize: int | None = None,
         exact: bool = False,
+        interpolation: Interpolation = "linear",
         transform: Transform | None = None,
         fields: Sequence[str] = (),
         layout: Layout = "NHWC",
@@ -84,10 +85,13 @@ class BatchLoader:
         """Images come out `size` by `size`, uint8 RGB.
 
         train=True: a random crop as torchvision's RandomResizedCrop makes it (`scale`, `ratio`;
-        scale=None takes the whole image), resized bilinearly without antialiasing, mirrored with
-        probability `flip`; shuffled, and without the samples that fill no batch. train=False: the
-        shorter side is resized to `resize` (by default size * 256 / 224), antialiased as Pillow
-        and torchvision do, and the centre is cut out; in order, to the last sample.
+        scale=None takes the whole image), resized bilinearly without antialiasing, or with
+        interpolation="area" by averaging (OpenCV's INTER_AREA, three times as slow), mirrored
+        with probability `flip`; shuffled, and without the samples that fill no batch.
+        train=False: the shorter side is resized to `resize` (by default size * 256 / 224),
+        antialiased as Pillow and torchvision do, and the centre is cut out; in order, to the last
+        sample. It differs from Pillow's result by at most a level, and without `exact` from that
+        of a large JPEG by about 0.2 levels on average.
 
         threads: default, the processors. exact=True never decodes a JPEG at reduced size, which
         is otherwise done where at least the result's pixels (train) or twice as many in each
@@ -138,6 +142,7 @@ class BatchLoader:
             flip=flip,
             resize=resize,
             exact=exact,
+            interpolation=interpolation,
             transform=transform,
             layout=layout,
             dtype=dtype,

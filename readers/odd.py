@@ -22,6 +22,7 @@ from .decode import Pixels, UndecodableError, upright
 
 # No other plugin is let loose on a file: some start programs, many were never tested on damage.
 _PLUGINS = ("JPEG", "PNG", "TIFF", "BMP", "GIF", "WEBP", "AVIF", "PPM")
+_JPEG = ("JPEG", "MPO")  # the latter is Pillow's name for one with further pictures behind it
 _ORIENTATION_TAG, _BITS_TAG, _PHOTOMETRIC_TAG = 0x0112, 258, 262
 _MIN_IS_WHITE = 0
 
@@ -45,10 +46,10 @@ def _ignore(warning: str) -> None:
 
 
 def canonical(data: bytes | memoryview, rule: Rule, warn: Warn = _ignore) -> Pixels:
-    """Decode an image of any known kind to upright RGB, uint8, (height, width, 3).
+    """Decode an image of any known kind to RGB, uint8, (height, width, 3).
 
-    Orientation is applied wherever the file states it. `warn` is told what was doubtful. Raises
-    UndecodableError.
+    A JPEG or a PNG comes as it is stored: its orientation is the index's, as for plain ones. All
+    others come upright. `warn` is told what was doubtful. Raises UndecodableError.
     """
     try:
         with open_image(data) as image:
@@ -56,7 +57,8 @@ def canonical(data: bytes | memoryview, rule: Rule, warn: Warn = _ignore) -> Pix
                 image.seek(rule.frame)
             maximum = largest_value(image, data)
             image.load()
-            orientation = _orientation(image, warn)
+            in_index = image.format in (*_JPEG, "PNG")
+            orientation = 1 if in_index else _orientation(image, warn)
             if maximum > 255:
                 shown = _eight_bits(image, data, maximum, rule, warn)
             else:
@@ -77,7 +79,7 @@ def open_image(data: bytes | memoryview) -> PIL.Image.Image:
 
 def num_frames(image: PIL.Image.Image) -> int:
     """Pages or frames; the further pictures that a phone hides in a JPEG do not count."""
-    return 1 if image.format in ("JPEG", "MPO") else getattr(image, "n_frames", 1)
+    return 1 if image.format in _JPEG else getattr(image, "n_frames", 1)
 
 
 def largest_value(image: PIL.Image.Image, data: bytes | memoryview) -> int:
@@ -202,7 +204,7 @@ def _to_rgb(
 def _inks(image: PIL.Image.Image, warn: Warn) -> PIL.Image.Image:
     """CMYK by libjpeg's rule: JPEG values are inverted if Adobe's marker is there. Pillow always
     takes them to be."""
-    if image.format in ("JPEG", "MPO") and "adobe" not in image.info:
+    if image.format in _JPEG and "adobe" not in image.info:
         warn("CMYK JPEG without Adobe's marker, taken as not inverted")
         return PIL.ImageChops.invert(image)
     return image
@@ -223,7 +225,7 @@ def _to_srgb(image: PIL.Image.Image, profile: bytes, warn: Warn) -> PIL.Image.Im
 
 def _orientation(image: PIL.Image.Image, warn: Warn) -> int:
     """EXIF's orientation, wherever the file keeps it. Asked after load(): a TIFF is upright by then
-    and has lost the tag, a PNG's text may come last."""
+    and has lost the tag."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # a broken block must not lose the picture

@@ -212,8 +212,12 @@ class Pack:
     def _decode(self, row: int) -> npt.NDArray[np.uint8]:
         stored = self.manifest.fields["image"]
         if stored.kind == "array":
-            array = np.frombuffer(self._view(row, "image"), stored.dtype)
-            pixels: npt.NDArray[np.uint8] = array.reshape(stored.shape or ()).copy()
+            data = self._view(row, "image")
+            try:
+                array = np.frombuffer(data, stored.dtype).reshape(stored.shape or ())
+            except ValueError as error:
+                raise self.damaged(row, f"the image is not an array as stated: {error}") from None
+            pixels: npt.NDArray[np.uint8] = array.copy()
             return pixels
         from .decode import UndecodableError, decode  # costs an import of cv2
 

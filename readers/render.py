@@ -4,6 +4,7 @@ and done for each on its own, by any thread, straight into the batch's memory.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any, Literal, NamedTuple
@@ -22,7 +23,10 @@ Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 Transform = Callable[[Pixels, np.random.Generator], Array]
 Layout = Literal["NHWC", "NCHW"]
+Interpolation = Literal["linear", "area"]
 Box = tuple[int, int, int, int]
+
+_FILTERS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA}
 
 
 class Task(NamedTuple):
@@ -56,6 +60,7 @@ class Renderer:
         flip: float,
         resize: int | None,
         exact: bool,
+        interpolation: Interpolation,
         transform: Transform | None,
         layout: Layout,
         dtype: npt.DTypeLike | None,
@@ -65,6 +70,7 @@ class Renderer:
         other or the pack, DspackError for an unknown field."""
         self._pack = pack
         self.fields = _known(pack, fields)
+        self._disk = _Disk()
         self._array = _array_type(pack, transform)
         self._seed, self._size, self._train = seed, size, train
         self._scale, self._ratio, self._flip = scale, ratio, flip
@@ -79,8 +85,9 @@ class Renderer:
             raise ValueError(f"normalize makes floats, which {self.dtype} cannot hold")
         if transform and (dtype or normalize or layout != "NHWC"):
             raise ValueError("dtype, layout and normalize are up to the transform")
-        if layout not in ("NHWC", "NCHW"):
-            raise ValueError(f'layout is {layout!r}, not "NHWC" or "NCHW"')
+        if layout not in ("NHWC", "NCHW") or interpolation not in _FILTERS:
+            raise ValueError(f"{layout=}, {interpolation=}")
+        self._filter = _FILTERS[interpolation]
         self.layout, self._normalize = layout, _normalization(normalize)
         self._in_place = layout == "NHWC" and self.dtype == np.uint8
         self.shape = (size, size, 3) if layout == "NHWC" else (3, size, size)
@@ -92,9 +99,10 @@ class Renderer:
         pack = self._pack
         rows = pack.rows_at(picked.samples)
         stored = {name: pack.stored(rows, name) for name in ("image", *self.fields)}
-        for name, values in stored.items():
-            for value in values:
-                pack.announce(value, name)
+        if self._disk.has_waited(epoch):
+            for name, values in stored.items():
+                for value in values:
+                    pack.announce(value, name)
         index = pack.index
         widths, heights = index["width"][rows], index["height"][rows]
         orientations = index["orientation"][rows]
@@ -160,11 +168,9 @@ class Renderer:
             self._convert(target, out)
 
     def _resize_crop(self, pixels: Pixels, mirrored: bool, target: Pixels) -> None:
-        if mirrored and pixels.shape == target.shape:
-            cv2.flip(pixels, 1, dst=target)
-            return
-        # OpenCV copies where the size is right already.
-        cv2.resize(pixels, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
+        # OpenCV copies where the size is right already. Flipping in the processor's cache, where
+        # the result is now, is twice as fast as on the way from memory.
+        cv2.resize(pixels, target.shape[1::-1], dst=target, interpolation=self._filter)
         if mirrored:
             cv2.flip(target, 1, dst=target)
 
@@ -212,6 +218,19 @@ class Renderer:
             raise self._pack.damaged(
                 task.stored.row, f"the image cannot be decoded: {error}"
             ) from None
+
+
+class _Disk:
+    """Knows whether this process has waited for the disk since an epoch began. Only then is it
+    worth telling the kernel what will be read: of data in memory that costs more than a copy."""
+
+    _epoch, _faults = -1, 0
+
+    def has_waited(self, epoch: int) -> bool:
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        if epoch != self._epoch:
+            self._epoch, self._faults = epoch, faults
+        return faults > self._faults
 
 
 def _around(shown: Array, reach: Array, sizes: Array, orientations: Array) -> tuple[Array, Array]:

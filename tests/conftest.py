@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from images import class_folder
 
-from packer.convert import Options, convert
+from packer.convert import convert
+from packer.options import Options
 from readers import formats
 
 

@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from packer.convert import Options, convert
+from packer.convert import convert
+from packer.options import Options
 from readers import formats
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"}

@@ -22,9 +22,9 @@ from images import class_folder, jpeg, photo, write
 
 from packer import __version__, convert, progress
 from packer.cli import ByteSize, main
-from packer.convert import Options
 from packer.describe import Description
 from packer.estimate import Estimate
+from packer.options import Options
 from packer.verify import Finding, Report
 
 IMAGE = jpeg(photo())

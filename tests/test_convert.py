@@ -21,7 +21,8 @@ from PIL import Image, ImageOps
 import readers
 from packer import convert as convert_module
 from packer import staging
-from packer.convert import Options, Summary, convert
+from packer.convert import Summary, convert
+from packer.options import Options
 from packer.verify import verify
 from readers.errors import DestinationError, NotAPack, RejectsError, SourceError
 from readers.manifest import Manifest

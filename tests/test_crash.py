@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from images import class_folder
 
-from packer.convert import Options, convert
+from packer.convert import convert
+from packer.options import Options
 from packer.verify import verify
 from readers import formats
 from readers.manifest import Manifest

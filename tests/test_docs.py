@@ -10,7 +10,8 @@ from click import Command
 from images import class_folder
 
 from packer.cli import main
-from packer.convert import Options, convert
+from packer.convert import convert
+from packer.options import Options
 from readers import formats
 
 ROOT = Path(__file__).parent.parent

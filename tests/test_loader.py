@@ -183,6 +183,18 @@ def test_seekable_jpegs_give_the_same_pixels(tmp_path, monkeypatch, orientation)
         epoch_of(path, 8, exact=True)
 
 
+def test_interpolation_by_area_averages(photos):
+    pack = readers.open(photos)
+    images, samples, _ = epoch_of(photos, interpolation="area", exact=True)
+    sizes = [64] * 24, [48] * 24
+    crops = random_resized_crops(*sizes, 0, 0, samples).tolist()
+    for image, sample, (x, y, w, h) in zip(images, samples.tolist(), crops, strict=True):
+        pixels = pack.image(sample)[y : y + h, x : x + w]
+        expected = cv2.resize(pixels, (SIZE, SIZE), interpolation=cv2.INTER_AREA)
+        mirrored = flips(0, 0, [sample])[0]
+        assert np.array_equal(image, expected[:, ::-1] if mirrored else expected)
+
+
 def test_a_grey_jpeg_and_png_have_three_equal_channels(tmp_path):
     grey = photo(2, 40, 30)[:, :, 0]
     path = handmade_pack(tmp_path / "pack", "memmap", [jpeg(grey), png(grey)], [(40, 30)] * 2)
@@ -262,6 +274,7 @@ def test_layout_dtype_and_normalize(photos):
         {"scale": (0, 1)},
         {"ratio": (2, 1)},
         {"layout": "HWC"},
+        {"interpolation": "cubic"},
         {"on_error": "ignore"},
         {"size": 0, "train": False},
         {"threads": -1},

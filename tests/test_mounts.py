@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from packer import mounts
-from packer.convert import Options, convert, default_destination
+from packer.convert import convert
+from packer.destination import default_destination
 from packer.estimate import estimate
 from packer.mounts import is_windows_mount
+from packer.options import Options
 from readers.errors import DestinationError
 
 ROOT = "1 0 8:1 / / rw,relatime - ext4 /dev/sdc rw,discard,errors=remount-ro"

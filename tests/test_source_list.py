@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from images import class_folder, jpeg, photo, write
 
 from packer.cli import main
-from packer.convert import Options, convert
+from packer.convert import convert
+from packer.options import Options
 from packer.sources import open_source
 from readers.errors import SourceError
 from readers.pack import Pack

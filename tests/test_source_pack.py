@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from images import class_folder, jpeg, photo, write
 
 from packer.cli import main
-from packer.convert import Options, convert
+from packer.convert import convert
+from packer.options import Options
 from packer.part import Part
 from packer.verify import verify
 from readers import formats

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from images import class_folder, jpeg, photo, write
 
-from packer.convert import Options, convert
+from packer.convert import convert
+from packer.options import Options
 from packer.sources import File, Listing, open_source
 from packer.sources import tar as module
 from readers.errors import DestinationError, MissingDependency, SourceError

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 from images import class_folder, jpeg, photo, png
 
 from packer.cli import main
-from packer.convert import Options, convert, default_destination
+from packer.convert import convert
+from packer.destination import default_destination
+from packer.options import Options
 from packer.sources import Listing, open_source
 from packer.sources import webdataset as module
 from readers.errors import SourceError

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from images import class_folder, jpeg, photo, write
 
-from packer.convert import Options, convert
+from packer.convert import convert
 from packer.inspect import Reject
+from packer.options import Options
 from packer.sources import Listing, open_source
 from readers.errors import SourceError
 from readers.pack import Pack

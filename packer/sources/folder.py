@@ -80,7 +80,7 @@ class Source:
             raise SourceError(
                 "the file vanished after the folder was listed",
                 path=self.root / path,
-                advice="run the same command again",
+                advice="run again, with --overwrite if it is gone for good",
             ) from None
         except PermissionError:
             raise Reject("no permission to read it") from None

@@ -1,0 +1,75 @@
+"""Where a pack goes, and where it must not."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from readers import formats
+from readers.errors import DestinationError, DspackError
+from readers.manifest import Manifest
+
+from .mounts import is_windows_mount
+
+_KIND_SUFFIX = re.compile(
+    r"([-_.]?\{[^/]*\})?\.(tar|tgz|tbz2?|txz|tzst|zip|csv|tsv|jsonl|"
+    + "|".join(formats.names())
+    + r")(\.(gz|bz2|xz|zst))?$",
+    re.IGNORECASE,
+)
+
+
+def default_destination(source: Path, format_name: str) -> Path:
+    """NAME.FORMAT in the current folder, or in ~/datasets when that is a Windows drive.
+
+    NAME is the source's without what tells its kind: imgs.tar.gz and imgs-{00..99}.tar give imgs.
+    """
+    name = _KIND_SUFFIX.sub("", Path(os.path.abspath(source)).name) + f".{format_name}"
+    here = Path.cwd()
+    return Path.home() / "datasets" / name if is_windows_mount(here) else Path(name)
+
+
+def check_destination(out: Path, source: Path, *, overwrite: bool, force: bool) -> None:
+    """Raise DestinationError for a destination that must not be written."""
+    if out.name in ("", ".."):
+        raise DestinationError("is no name for a new pack", path=out, advice="add one")
+    if is_windows_mount(out) and not force:
+        raise DestinationError(
+            "lies on a Windows drive, where reading a pack is slow and mapping it unsafe",
+            path=out,
+            advice="choose a folder in Linux's own file system, such as ~/datasets, or --force",
+        )
+    real_out, real_source = os.path.realpath(out), os.path.realpath(source)
+    if os.path.commonpath([real_out, real_source]) == real_source != real_out:
+        raise DestinationError(
+            "lies inside the source, where it would be taken for a class",
+            path=out,
+            advice="choose another folder with -o",
+        )
+    if not os.path.lexists(out):
+        return
+    if not overwrite:
+        raise DestinationError("exists", path=out, advice="add --overwrite to replace it")
+    if out.is_symlink() or not _is_pack(out):
+        raise DestinationError(
+            "exists and is not a pack, so --overwrite does not touch it",
+            path=out,
+            advice="move it away or choose another name",
+        )
+
+
+def _is_pack(path: Path) -> bool:
+    try:
+        Manifest.load(path)
+    except DspackError:
+        return False
+    return True
+
+
+def existing_parent(path: Path) -> Path:
+    """The lowest folder above `path` that exists."""
+    path = path.absolute().parent
+    while not os.path.exists(path):
+        path = path.parent
+    return path

@@ -1,0 +1,30 @@
+"""What decides a pack's content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .part import Part
+from .pixels import PixelOptions
+from .split import NewSplits
+
+SHARD_BYTES = 512 << 20  # resuming repeats half a shard on average: seconds; and 300 shards of
+
+
+# ImageNet are few enough for every process to hold open
+@dataclass(frozen=True)
+class Options:
+    """What decides a pack's content, and so belongs to the plan of a run."""
+
+    format: str
+    shard_bytes: int = SHARD_BYTES
+    check: str = "decode"
+    layout: str = "auto"
+    classes: tuple[str, ...] | None = None
+    source_kind: str | None = None  # told from the source itself
+    root: Path | None = None  # of a list's paths; the list's folder
+    part: Part = field(default_factory=Part)
+    new_splits: NewSplits | None = None
+    drop_duplicates: bool = False
+    pixels: PixelOptions = field(default_factory=PixelOptions)

@@ -1,0 +1,173 @@
+"""From finished shards to all else that a pack consists of: the index, its lists, the manifest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from readers.checksum import content_digest
+from readers.index import Column, Keys, column_names, pack_keys, save_columns, save_pieces
+from readers.manifest import REJECTED_NAME, Field, Manifest, Shard
+from readers.version import __version__
+
+from . import duplicates, layout
+from .options import Options
+from .pixels import PixelOptions
+from .shards import FIELD, pack_file
+from .sources import Listing, Source
+from .staging import Done, Staging
+
+
+@dataclass(frozen=True)
+class RejectedFile:
+    key: str
+    reason: str
+    detail: str
+
+
+def finish(
+    staging: Staging,
+    done: Sequence[Done],
+    source: Source,
+    listing: Listing,
+    plan: layout.Plan,
+    options: Options,
+    rejected: Sequence[RejectedFile],
+) -> tuple[Manifest, dict[str, Column]]:
+    """Write the index and the list of rejects; returns the manifest and the index."""
+    filled = [shard for shard in done if len(shard.rows)]
+    columns = _columns(filled, plan)
+    names = [*save_columns(staging.pack, columns), REJECTED_NAME]
+    if options.pixels.makes_segments:
+        names += _save_segments(staging, done)
+    with (staging.pack / REJECTED_NAME).open("w", encoding="ascii") as file:
+        for reject in rejected:
+            row = {"key": reject.key, "reason": reject.reason, "detail": reject.detail}
+            file.write(json.dumps(row) + "\n")
+    copies = [c for c in duplicates.find(columns, FIELD) if c.splits or c.classes]
+    if copies:
+        duplicates.write(staging.pack / duplicates.DUPLICATES_NAME, copies, keys_of(columns))
+        names.append(duplicates.DUPLICATES_NAME)
+    manifest = Manifest(
+        format=options.format,
+        num_samples=len(columns["label"]),
+        fields={FIELD: _field(options.pixels, columns)},
+        classes=tuple(plan.classes),
+        splits=tuple(plan.splits),
+        shards=tuple(
+            Shard(_shard_name(shard.files[0].name), len(shard.rows), shard.files)
+            for shard in filled
+        ),
+        files=tuple(pack_file(staging.pack, name) for name in names),
+        content_digest=content_digest(plan.classes, plan.splits, columns, [FIELD]),
+        num_rejected=len(rejected),
+        made=_made(source, listing, options, done, rejected),
+    )
+    return manifest, columns
+
+
+def keys_of(columns: dict[str, Column]) -> Keys:
+    return Keys(columns["key_offset"], columns["keys"], range(len(columns["label"])))
+
+
+def _field(pixels: PixelOptions, columns: dict[str, Column]) -> Field:
+    """How images are stored."""
+    if pixels.encode == "raw":
+        return Field("array", "|u1", (int(columns["height"][0]), int(columns["width"][0]), 3))
+    return Field(odd=pixels.rule._asdict() if f"{FIELD}.odd" in columns else None)
+
+
+def _save_segments(staging: Staging, done: Sequence[Done]) -> list[str]:
+    """The offsets of seekable JPEGs, which are too many to hold in memory, into the index."""
+    num_segments = np.concatenate([staging.segments(i)[0] for i in range(len(done))])
+    bounds = np.concatenate([[0], np.cumsum(num_segments)])
+    segments = (staging.segments(i)[1] for i in range(len(done)))
+    return [
+        save_pieces(staging.pack, f"{FIELD}.segment_offset", len(bounds), [bounds]),
+        save_pieces(staging.pack, f"{FIELD}.segments", int(bounds[-1]), segments),
+    ]
+
+
+def _shard_name(file_name: str) -> str:
+    return file_name.removeprefix("shards/").partition(".")[0]
+
+
+def _columns(filled: Sequence[Done], plan: layout.Plan) -> dict[str, Column]:
+    """The index of all shards' rows."""
+    rows = np.concatenate([shard.rows for shard in filled])
+    sizes = [len(shard.rows) for shard in filled]
+    offsets = [np.cumsum(shard.rows["length"]) - shard.rows["length"] for shard in filled]
+    key_offset, keys = pack_keys([plan.keys[entry] for entry in rows["entry"]])
+    columns: dict[str, Column] = {
+        "label": plan.labels[rows["entry"]],
+        "split": plan.split_ids[rows["entry"]],
+        "shard": np.repeat(np.arange(len(filled)), sizes),
+        "position": np.concatenate([np.arange(size) for size in sizes]),
+        "key_offset": key_offset,
+        "keys": keys,
+        "width": rows["width"],
+        "height": rows["height"],
+        "orientation": rows["orientation"],
+        f"{FIELD}.length": rows["length"],
+        f"{FIELD}.offset": np.concatenate(offsets),
+        f"{FIELD}.checksum": np.ascontiguousarray(rows["checksum"]).view(np.uint8).reshape(-1, 16),
+    }
+    assert list(columns) == column_names([FIELD])
+    if rows["odd"].any():
+        columns[f"{FIELD}.odd"] = rows["odd"]
+    return columns
+
+
+def _made(
+    source: Source,
+    listing: Listing,
+    options: Options,
+    done: Sequence[Done],
+    rejected: Sequence[RejectedFile],
+) -> dict[str, Any]:
+    """How the pack was made, for people."""
+    return {
+        "by": f"dspack {__version__}",
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "source": os.path.realpath(source.root),
+        "check": options.check,
+        "layout": options.layout,
+        "part": asdict(options.part),
+        "new_splits": None if options.new_splits is None else asdict(options.new_splits),
+        "drop_duplicates": options.drop_duplicates,
+        "pixels": options.pixels.describe(),
+        "shard_bytes": options.shard_bytes,
+        "left_out": dict(sorted(listing.left_out.items())),
+        "rejected": layout.count(reject.reason for reject in rejected),
+        "changed": changes(done),
+        "warnings": layout.count(warning for shard in done for _, warning in shard.warnings),
+        "python": platform.python_version(),
+        "libraries": {name: _version(name) for name in _LIBRARIES},
+    }
+
+
+def changes(done: Sequence[Done]) -> dict[str, int]:
+    """What was done to files, and to how many."""
+    total: Counter[str] = Counter()
+    for shard in done:
+        total.update(shard.changes)
+    return dict(sorted(total.items()))
+
+
+_LIBRARIES = ("h5py", "lmdb", "numpy", "opencv-python-headless", "pillow", "simplejpeg", "xxhash")
+
+
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:  # cv2 comes under other names, too
+        return None
