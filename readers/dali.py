@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .augment import center_crops, flips, random_resized_crops
+from .epochs import Epochs
 from .errors import DspackError, MissingDependency
 from .order import Order, Picked, Shuffle
 from .pack import Pack
@@ -463,7 +464,7 @@ def _is_wsl() -> bool:
     return "microsoft" in platform.release().lower()
 
 
-class DALILoader:
+class DALILoader(Epochs):
     """Batches of tensors through DALI, as readers.torch.Loader gives them: `(images, labels)`, or
     `(images, labels, samples)` with `with_samples`.
 
@@ -504,63 +505,23 @@ class DALILoader:
             **options,
         )
         self._with_samples = with_samples
-        self.pack = self._recipe.source.pack
-        self.order = self._recipe.source.order
-        self.epoch = 0
-        self._first_batch = self._batches_given = 0
+        super().__init__(self._recipe.source.pack, self._recipe.source.order)
         # A pipeline that has ended one epoch and may go on with the next: (that epoch, it).
         self._waiting: tuple[int, Any] | None = None
 
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        return len(self.order)
-
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next iter() gives, from its start."""
-        self.epoch = epoch
-        self._first_batch = self._batches_given = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: call it between two batches."""
-        return {
-            "epoch": self.epoch,
-            "batches": self._batches_given,
-            "seed": self.order.seed,
-            "content_digest": self.pack.content_digest,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: the next iter() gives the batches that were to come.
-
-        Raises DspackError for the state of another pack or seed: its batches cannot come again.
-        """
-        mine = self.state_dict()
-        for name in ("seed", "content_digest"):
-            if state[name] != mine[name]:
-                raise DspackError(
-                    f"the saved state has {name} {state[name]!r}, this loader {mine[name]!r}",
-                    path=self.pack.path,
-                )
-        self.epoch = state["epoch"]
-        self._first_batch = self._batches_given = state["batches"]
-
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        epoch, first = self.epoch, self._first_batch
-        self._first_batch, self._batches_given = 0, first
+        epoch, numbers = self._begin()
         # An iteration that is broken off drops its pipeline, and what is prefetched in it.
         waiting, self._waiting = self._waiting, None
-        if waiting is not None and waiting[0] == epoch and first == 0:
+        if waiting is not None and waiting[0] == epoch and numbers.start == 0:
             pipe = waiting[1]
         else:
-            pipe = self._recipe.pipeline(epoch, first)
-        for number in range(first, len(self)):
-            batch = self._tensors(self._run(pipe, epoch, number))
-            self._batches_given += 1
-            yield batch
-            del batch
+            pipe = self._recipe.pipeline(epoch, numbers.start)
+        batches = (self._tensors(self._run(pipe, epoch, number)) for number in numbers)
+        yield from self._counted(batches)
         _end_epoch(pipe)
         self._waiting = (epoch + 1, pipe)
-        self.epoch, self._batches_given = epoch + 1, 0
+        self._end(epoch)
 
     def _run(self, pipe: Any, epoch: int, number: int) -> tuple[Any, ...]:
         on_gpu = self._recipe.device == "mixed"

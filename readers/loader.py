@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .buffers import Buffers
-from .errors import DamagedPack, DamagedSample, DspackError
+from .epochs import Epochs
+from .errors import DamagedPack, DamagedSample
 from .order import Order, Shuffle
 from .pack import Pack
 from .pipeline import Pipeline
@@ -39,7 +40,7 @@ class Batch:
     fields: dict[str, list[bytes]]
 
 
-class BatchLoader:
+class BatchLoader(Epochs):
     """An endless supply of epochs: each `iter()` gives the batches of one.
 
     The order is a pure function of (seed, epoch), what is done to a sample of (seed, epoch,
@@ -110,18 +111,17 @@ class BatchLoader:
         options that contradict each other and where there is no batch; while iterating,
         DamagedSample and what `transform` raises.
         """
-        self.pack = Pack(path, split, check=check)
+        pack = Pack(path, split, check=check)
         self.threads = len(os.sched_getaffinity(0)) if threads is None else threads
         if self.threads < 1 or prefetch_batches < 0 or size < 1:
             raise ValueError(f"{threads=}, {prefetch_batches=}, {size=}")
         if on_error not in ("raise", "skip"):
             raise ValueError(f'on_error is {on_error!r}, not "raise" or "skip"')
-        self.seed = seed
         self.on_error = on_error
         self.prefetch_batches = prefetch_batches
         self.skipped: list[str] = []
-        self.order = Order(
-            len(self.pack),
+        order = Order(
+            len(pack),
             batch_size,
             seed=seed,
             shuffle=train if shuffle is None else shuffle,
@@ -131,6 +131,7 @@ class BatchLoader:
             subset=subset,
             weights=weights,
         )
+        super().__init__(pack, order)
         self.renderer = Renderer(
             self.pack,
             fields=fields,
@@ -148,64 +149,19 @@ class BatchLoader:
             dtype=dtype,
             normalize=normalize,
         )
-        self.epoch = 0
-        self._first_batch = self._batches_given = 0
         self.allocate = allocate or Buffers().take
         cv2.setNumThreads(0)
 
-    def __len__(self) -> int:
-        """Batches in an epoch, the same in every epoch and on every rank."""
-        return len(self.order)
-
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next iter() gives: from its start, or, if a loaded state lies in it,
-        from there."""
-        if epoch != self.epoch:
-            self.epoch, self._first_batch = epoch, 0
-        self._batches_given = self._first_batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: call it between two batches. The same on every rank."""
-        return {"epoch": self.epoch, "batches": self._batches_given, **self._identity()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: the next iter() gives the batches of the epoch that were to come.
-
-        Raises DspackError for the state of a loader that gives other batches.
-        """
-        for name, mine in self._identity().items():
-            if state[name] != mine:
-                raise DspackError(
-                    f"the saved state has {name} {state[name]!r}, this loader {mine!r}",
-                    path=self.pack.path,
-                )
-        self.epoch = state["epoch"]
-        self._first_batch = self._batches_given = state["batches"]
-
-    def _identity(self) -> dict[str, Any]:
-        """What decides which batches there are."""
-        return {
-            "content_digest": self.pack.content_digest,
-            "seed": self.seed,
-            "num_samples": self.order.num_samples,
-            "batch_size": self.order.batch_size,
-            "world_size": self.order.world_size,
-        }
-
     def __iter__(self) -> Iterator[Batch]:
-        first, self._first_batch = self._first_batch, 0
-        epoch, self._batches_given = self.epoch, first
+        epoch, numbers = self._begin()
         with Pipeline(
             lambda number: _BatchJob(self, epoch, number),
-            range(first, len(self)),
+            numbers,
             num_threads=self.threads,
             ahead=self.prefetch_batches,
         ) as jobs:
-            for batch in map(_BatchJob.batch, jobs):
-                self._batches_given += 1
-                yield batch
-                del batch  # or its memory could not be used again until the next one is there
-        self.epoch, self._batches_given = epoch + 1, 0
+            yield from self._counted(map(_BatchJob.batch, jobs))
+        self._end(epoch)
 
 
 class _BatchJob:
