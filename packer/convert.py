@@ -21,6 +21,7 @@ from readers.version import __version__
 
 from . import duplicates, labels, layout
 from .destination import check_destination, existing_parent
+from .memory import keep_freed_memory
 from .names import name_warnings
 from .options import Options
 from .part import take_number, take_splits_and_classes
@@ -81,6 +82,7 @@ def convert(
     Raises SourceError, DestinationError, RejectsError.
     """
     started = time.monotonic()
+    keep_freed_memory()
     check_destination(out, source_path, overwrite=overwrite, force=force)
     source, listing, plan = list_source(source_path, out, options)
     options = replace(options, pixels=settle(source, plan.keys, options.pixels))

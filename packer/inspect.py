@@ -250,8 +250,8 @@ def _inspect_jpeg(data: bytes) -> Image:
     colours = _colours(components, jfif, adobe_transform)
     if is_arithmetic or colours:
         image.odd = "arithmetic-coded JPEG" if is_arithmetic else f"{colours} JPEG"
-    # Each part has its number in front, and how many there are.
-    note_profile(image, b"".join(part[2:] for part in sorted(profile)))
+    if profile:  # each part has its number in front, and how many there are
+        note_profile(image, b"".join(part[2:] for part in sorted(profile)))
     return image
 
 

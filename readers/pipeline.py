@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 # A thread takes this many parts at a time: enough to share the cost of handing them over, few
 # enough that the threads end a job together.
 _CHUNK_PARTS = 4
+_GONE_SECONDS = 1
 _REST_SECONDS = 10  # then a part is stuck, and a fork that may hang is better than one that must
 
 
@@ -81,6 +83,7 @@ class Pipeline(Generic[J]):
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+            _wait_until_gone(thread)
         _running.discard(self)
 
     def _next(self) -> J:
@@ -159,6 +162,14 @@ class Pipeline(Generic[J]):
         self._beginning = False
         self._slots.append(slot)
         self._changed.notify_all()
+
+
+def _wait_until_gone(thread: threading.Thread) -> None:
+    # join() returns when Python is done with a thread. Before it is gone it still runs OpenCV's
+    # destructors, and a fork at that moment would copy the lock they hold.
+    deadline = time.monotonic() + _GONE_SECONDS
+    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < deadline:
+        time.sleep(0.0001)
 
 
 _running: weakref.WeakSet[Pipeline[Any]] = weakref.WeakSet()

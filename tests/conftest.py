@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,9 +36,19 @@ def make_pack() -> Callable[..., Path]:
     return make
 
 
-@pytest.fixture
-def pack_path(
-    source: Path, tmp_path: Path, format_name: str, make_pack: Callable[..., Path]
+@pytest.fixture(scope="session")
+def made_packs(
+    source: Path, tmp_path_factory: pytest.TempPathFactory, make_pack: Callable[..., Path]
 ) -> Path:
+    """A folder with pack.FORMAT, of `source` and of several shards; do not change it."""
+    folder = tmp_path_factory.mktemp("packs")
+    for name in formats.names():
+        make_pack(source, folder / f"pack.{name}", name, shard_bytes=4000)
+    return folder
+
+
+@pytest.fixture
+def pack_path(made_packs: Path, tmp_path: Path, format_name: str) -> Path:
     """A pack of `source` in every format, of several shards; the test may damage it."""
-    return make_pack(source, tmp_path / f"pack.{format_name}", format_name, shard_bytes=4000)
+    name = f"pack.{format_name}"
+    return Path(shutil.copytree(made_packs / name, tmp_path / name))

@@ -242,7 +242,7 @@ rows = st.builds(
 CLASSES, SPLITS = ("a", "b", "c"), ("train", "val")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(some=st.lists(rows, min_size=1, max_size=5), data=st.data())
 def test_the_digest_changes_with_the_content(some: list[Row], data: st.DataObject) -> None:
     digest = Recipe(some, CLASSES, SPLITS).content_digest()
@@ -257,7 +257,7 @@ def test_the_digest_changes_with_the_content(some: list[Row], data: st.DataObjec
     assert Recipe(some, CLASSES, ("train", "test")).content_digest() != digest
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(some=st.lists(rows, min_size=1, max_size=5), size=st.integers(1, 5))
 def test_the_digest_does_not_see_shards(some: list[Row], size: int) -> None:
     sizes = tuple(len(some[i : i + size]) for i in range(0, len(some), size))
@@ -378,7 +378,7 @@ def test_threads_open_and_let_go_of_the_same_pack(pack_path: Path) -> None:
         expected = [pack.read(i) for i in range(len(pack))]
 
     def open_often() -> None:
-        for _ in range(20):
+        for _ in range(8):
             check_all(readers.open(pack_path), expected)
 
     interval = sys.getswitchinterval()

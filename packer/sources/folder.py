@@ -75,6 +75,12 @@ class Source:
 
     def read(self, path: str) -> File:
         try:
+            return self._read_once(path)  # what follows costs more than reading a small file
+        except OSError:
+            return self._read_again(path)
+
+    def _read_again(self, path: str) -> File:
+        try:
             return retry(lambda: self._read_once(path), self.root / path)
         except FileNotFoundError:
             raise SourceError(

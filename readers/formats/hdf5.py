@@ -16,13 +16,13 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from ..blocks import Tiled, read_in_order
 from ..errors import DamagedPack, DestinationError
 from ..index import pack_keys
 from ..mapped import MappedValues
 
 _VALUES_START = 64 << 10  # the library's own structures fit before it; the rest lies behind
 _BUFFER_BYTES = 1 << 20  # one system call for many small values
-_SCAN_BYTES = 4 << 20
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -95,7 +95,7 @@ class ShardWriter:
         with self._files[field] as file:
             file.seek(0)
             start = 0
-            while block := file.read(_SCAN_BYTES):
+            while block := file.read(_BUFFER_BYTES):
                 dataset[start : start + len(block)] = np.frombuffer(block, np.uint8)
                 start += len(block)
         self._spool_path(field).unlink()
@@ -158,35 +158,17 @@ def _place(h5: h5py.File, field: str, path: Path) -> tuple[int, int]:
 
 def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:
     path = _path(folder, name)
-    names = sorted(fields)
     with _open(path) as h5:
         try:
-            offsets = {field: h5[f"{field}/offsets"][...] for field in names}
-            for field in names:
-                bounds, size = offsets[field], h5[f"{field}/bytes"].shape[0]
-                whole = bounds[0] == 0 and bounds[-1] == size and bool(np.all(np.diff(bounds) >= 0))
-                if not whole or len(bounds) != len(offsets[names[0]]):
-                    raise DamagedPack(f"{field}/offsets do not tile {field}/bytes", path=path)
-            blocks = {field: _Blocks(h5[f"{field}/bytes"]) for field in names}
-            for position in range(len(offsets[names[0]]) - 1):
-                for field in names:
-                    start, stop = int(offsets[field][position]), int(offsets[field][position + 1])
-                    yield position, field, blocks[field].read(start, stop)
+            yield from read_in_order({field: _tiled(h5, field) for field in fields}, path)
         except (KeyError, OSError, RuntimeError, ValueError, IndexError, AttributeError) as error:
             raise DamagedPack(f"HDF5 cannot read the shard: {error}", path=path) from None
 
 
-class _Blocks:
-    """Slices of a dataset, read in order through the library in blocks of some MiB."""
+def _tiled(h5: h5py.File, field: str) -> Tiled:
+    dataset = h5[f"{field}/bytes"]
 
-    def __init__(self, dataset: h5py.Dataset) -> None:
-        self._dataset = dataset
-        self._start = self._stop = 0
-        self._block = memoryview(b"")
+    def read_into(start: int, buffer: memoryview) -> None:
+        dataset.read_direct(np.frombuffer(buffer, np.uint8), np.s_[start : start + len(buffer)])
 
-    def read(self, start: int, stop: int) -> memoryview:
-        if stop > self._stop:
-            self._start = start
-            self._stop = min(max(stop, start + _SCAN_BYTES), self._dataset.shape[0])
-            self._block = memoryview(self._dataset[start : self._stop])
-        return self._block[start - self._start : stop - self._start]
+    return Tiled(h5[f"{field}/offsets"][...], dataset.shape[0], read_into)

@@ -5,7 +5,9 @@ values[offsets[i]:offsets[i+1]].
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..blocks import Tiled, read_in_order
 from ..errors import DamagedPack
 from ..mapped import MappedValues, map_npy, read_npy_header
 
@@ -107,22 +110,20 @@ def _map_values(path: Path) -> MappedValues:
 
 
 def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:
-    names = sorted(fields)
-    values = {field: _map(_values_path(folder, name, field), "|u1") for field in names}
-    offsets = {field: _map(_offsets_path(folder, name, field), "<i8") for field in names}
-    for field in names:
-        bounds = offsets[field]
-        whole = (
-            len(bounds) > 0
-            and bounds[0] == 0
-            and bounds[-1] == len(values[field])
-            and bool(np.all(np.diff(bounds) >= 0))
-        )
-        if not whole or len(bounds) != len(offsets[names[0]]):
-            raise DamagedPack(
-                "the offsets do not tile the values", path=_offsets_path(folder, name, field)
-            )
-    for position in range(len(offsets[names[0]]) - 1):
-        for field in names:
-            start, stop = int(offsets[field][position]), int(offsets[field][position + 1])
-            yield position, field, values[field][start:stop].data
+    with ExitStack() as files:
+        tiled = {field: _tiled(folder, name, field, files) for field in fields}
+        yield from read_in_order(tiled, _offsets_path(folder, name, min(fields)))
+
+
+def _tiled(folder: Path, name: str, field: str, files: ExitStack) -> Tiled:
+    path = _values_path(folder, name, field)
+    values = _map(path, "|u1")  # NumPy's word on what is in the file, and where
+    file = files.enter_context(path.open("rb"))
+    start_of_values = file.seek(0, os.SEEK_END) - len(values)
+
+    def read_into(start: int, buffer: memoryview) -> None:
+        # Not through the map: page faults cost more than this copy, and do not run in parallel.
+        if os.preadv(file.fileno(), [buffer], start_of_values + start) != len(buffer):
+            raise DamagedPack("the file ends before its values do", path=path)
+
+    return Tiled(_map(_offsets_path(folder, name, field), "<i8"), len(values), read_into)
