@@ -395,7 +395,9 @@ def info(pack: Path, as_json: bool) -> None:
     help="The class folder that was packed, to compare with.",
 )
 @click.option("--split", help="Read this split only.")
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples a batch."
+)
 @click.option("--size", type=click.IntRange(1), default=224, show_default=True, help="In pixels.")
 @click.option(
     "--threads",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -84,13 +85,19 @@ def test_train_ddp_under_torchrun(shapes, tmp_path):
     assert out.count("validation accuracy") == 2
 
 
-def test_profile_input_says_what_the_limit_is(shapes):
-    out = run(sys.executable, EXAMPLES / "profile_input.py", shapes, "--batches", "2", *SMALL)
+def test_profile_input_says_what_the_limit_is(shapes, train_resnet, monkeypatch, capsys):
+    script = str(EXAMPLES / "profile_input.py")
+    monkeypatch.setattr(sys, "argv", [script, str(shapes), "--batches", "2", *SMALL])
+    runpy.run_path(script, run_name="__main__")
+    out = capsys.readouterr().out
     assert "the limit" in out and "images/s" in out
     assert "aten::" in out  # the profiler's table
 
 
-def test_a_path_that_is_no_pack_is_one_sentence(tmp_path):
-    command = [sys.executable, EXAMPLES / "train_resnet.py", tmp_path / "none"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 7 and done.stderr.count("\n") == 1
+@pytest.mark.parametrize("name", ["train_resnet.py", "profile_input.py"])
+def test_a_path_that_is_no_pack_is_one_sentence(tmp_path, train_resnet, monkeypatch, capsys, name):
+    script = str(EXAMPLES / name)
+    monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "none")])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(script, run_name="__main__")
+    assert left.value.code == 7 and capsys.readouterr().err.count("\n") == 1

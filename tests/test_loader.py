@@ -595,6 +595,14 @@ def test_a_fork_in_the_middle_of_an_epoch_iterates_anew(source, tmp_path, make_p
     going_on.close()
 
 
+def test_threads_are_gone_when_an_epoch_ends(photos):
+    # Not only Python's: what is left of a thread may hold locks that a fork would copy.
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(20):
+        list(loader(photos, 12, threads=4))
+        assert len(os.listdir("/proc/self/task")) <= before
+
+
 def test_two_iterators_at_once_do_not_disturb_each_other(photos):
     batches = loader(photos, 2, train=False)
     for one, other in zip(batches, batches, strict=True):
