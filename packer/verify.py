@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from readers import formats
 from readers.checksum import checksum, content_digest, file_checksum
@@ -83,6 +84,25 @@ def verify(
     return report
 
 
+class _Seen:
+    """The checksums of files whose bytes are shown to observe() in order."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, xxhash.xxh3_128] = {}
+        self._num_bytes: dict[str, int] = {}
+
+    def observe(self, file_name: str, data: memoryview) -> None:
+        self._digests.setdefault(file_name, xxhash.xxh3_128()).update(data)
+        self._num_bytes[file_name] = self._num_bytes.get(file_name, 0) + len(data)
+
+    def checksum(self, file: PackFile) -> str | None:
+        """The checksum in hex, if all of the file was seen."""
+        name = Path(file.name).name
+        if self._num_bytes.get(name) != file.num_bytes:
+            return None
+        return self._digests[name].hexdigest()
+
+
 class _Check:
     def __init__(
         self, path: Path, manifest: Manifest, report: Report, threads: int, progress: Progress
@@ -135,9 +155,10 @@ class _Check:
             return False
         return True
 
-    def _file_is_same(self, file: PackFile) -> bool:
+    def _file_is_same(self, file: PackFile, seen: _Seen | None = None) -> bool:
         try:
-            same = file_checksum(self._path / file.name) == file.checksum
+            now = seen.checksum(file) if seen is not None else None
+            same = (now or file_checksum(self._path / file.name)) == file.checksum
             reason = "is not what was packed: its checksum differs"
         except OSError as error:
             same, reason = False, f"cannot be read: {error.strerror}"
@@ -191,11 +212,23 @@ class _Check:
         # The library, which may crash on damaged structures, is let loose in this process only
         # on files that are what they were.
         there = [self._file_is_there(file) for file in shard.files]
-        intact = all(there) and all(list(map(self._file_is_same, shard.files)))
+        module = formats.load(self._manifest.format)
+        findings: list[Finding] = []
+        if all(there) and self._columns is not None and module.READS_WHOLE_FILES:
+            seen = _Seen()  # one pass for the files' checksums and the samples'
+            findings = list(self._scan(module, shard, first, seen.observe))
+            same = [self._file_is_same(file, seen) for file in shard.files]
+            intact = all(same)
+        else:
+            same = [self._file_is_same(file) for file in shard.files if all(there)]
+            intact = all(there) and all(same)
+            if intact and self._columns is not None:
+                findings = list(self._scan(module, shard, first))
         if self._columns is None:
             return False
         if intact:
-            self._scan(shard, first)
+            for finding in findings:
+                self._found(finding)
         elif all((self._path / file.name).exists() for file in shard.files):
             for row, reason in examine_apart(self._path, shard.name, first, decode_images):
                 self._sample_found(row, reason)
@@ -204,35 +237,43 @@ class _Check:
             self._found(Finding(f"samples {first} to {last} are lost", f"shards/{shard.name}"))
         return intact
 
-    def _scan(self, shard: Shard, first: int) -> None:
+    def _scan(
+        self,
+        module: formats.Format,
+        shard: Shard,
+        first: int,
+        observe: formats.Observe = formats.ignore,
+    ) -> Iterator[Finding]:
         """Compare every value that the library finds with the index."""
         assert self._columns is not None
-        module = formats.load(self._manifest.format)
-        fields = list(self._manifest.fields)
+        folder, fields = self._path / "shards", list(self._manifest.fields)
         rows = slice(first, first + shard.num_samples)
         expected = {f: self._columns[f"{f}.checksum"][rows].tobytes() for f in fields}
         lengths = {f: self._columns[f"{f}.length"][rows].tolist() for f in fields}
         num_values = 0
         try:
-            for position, name, value in module.scan(self._path / "shards", shard.name, fields):
+            for position, name, value in module.scan(folder, shard.name, fields, observe):
                 num_values += 1
                 if position >= shard.num_samples:
                     continue
                 if checksum(value) != expected[name][16 * position : 16 * position + 16]:
-                    self._sample_found(first + position, f"the checksum of its {name} differs")
+                    yield self._of_sample(first + position, f"the checksum of its {name} differs")
                 elif len(value) != lengths[name][position]:
                     reason = f"its {name} has {len(value)} bytes, not {lengths[name][position]}"
-                    self._sample_found(first + position, reason)
+                    yield self._of_sample(first + position, reason)
         except DamagedPack as error:
-            self._found(Finding(error.reason, f"shards/{shard.name}"))
+            yield Finding(error.reason, f"shards/{shard.name}")
             return
         if num_values != shard.num_samples * len(fields):
             reason = f"holds {num_values} values, not {shard.num_samples * len(fields)}"
-            self._found(Finding(reason, f"shards/{shard.name}"))
+            yield Finding(reason, f"shards/{shard.name}")
 
     def _sample_found(self, row: int, reason: str) -> None:
+        self._found(self._of_sample(row, reason))
+
+    def _of_sample(self, row: int, reason: str) -> Finding:
         assert self._keys is not None
-        self._found(Finding(reason, index=row, key=self._keys[row]))
+        return Finding(reason, index=row, key=self._keys[row])
 
     # Images
 

@@ -145,7 +145,28 @@ def test_a_module_has_the_three_names_of_the_contract(format_name: str) -> None:
         for method in {"__init__", *(m for m in vars(ours) if not m.startswith("_"))}:
             expected = list(inspect.signature(getattr(ours, method)).parameters)
             assert list(inspect.signature(getattr(theirs, method)).parameters) == expected
-    assert list(inspect.signature(module.scan).parameters) == ["folder", "name", "fields"]
+    scan = inspect.signature(module.scan).parameters
+    assert list(scan) == ["folder", "name", "fields", "observe"]
+    assert module.READS_WHOLE_FILES in (True, False)
+
+
+def test_scan_shows_whole_files_to_an_observer_or_nothing(format_name: str, tmp_path: Path) -> None:
+    module = formats.load(format_name)
+    values = [bytes([i]) * (700 * i + 1) for i in range(60)]  # several blocks
+    writer = module.ShardWriter(tmp_path, "00000", ["image"])
+    writer.append({"image": values})
+    writer.seal(np.zeros(60, np.int64), [str(i) for i in range(60)])
+    seen: dict[str, bytearray] = {}
+    for position, _, value in module.scan(
+        tmp_path,
+        "00000",
+        ["image"],
+        lambda name, data: seen.setdefault(name, bytearray()).extend(data),
+    ):
+        assert bytes(value) == values[position]
+    assert bool(seen) == module.READS_WHOLE_FILES
+    for name, data in seen.items():
+        assert data == (tmp_path / name).read_bytes()
 
 
 def test_an_unknown_format_is_not_a_pack_this_version_reads() -> None:

@@ -26,11 +26,15 @@ module of this folder to:
 
         A reader that is open when its process forks goes on in the child.
 
-    def scan(folder: Path, name: str, fields: Sequence[str])
+    READS_WHOLE_FILES: bool
+        Whether scan() observes its files, and is safe on damaged ones: no native code that may
+        crash looks at their structure.
+    def scan(folder: Path, name: str, fields: Sequence[str], observe: Observe = ignore)
             -> Iterator[tuple[int, str, memoryview]]
         Every (position, field, value) of the shard in order, through the format's own library
         and by the shard's own structure, without help from the index: what a stranger would
-        read. A value is valid until the next step. Raises DamagedPack.
+        read. A value is valid until the next step. Raises DamagedPack. With READS_WHOLE_FILES,
+        observe(file name, bytes) is shown every byte of the files that hold values, in order.
 
 Any library error leaves a module as DamagedPack (reading) or DestinationError (writing).
 """
@@ -39,13 +43,19 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy.typing as npt
 
 from ..errors import MissingDependency, NotAPack
+
+Observe = Callable[[str, memoryview], None]
+
+
+def ignore(file_name: str, data: memoryview) -> None:
+    """Observe nothing."""
 
 
 class ShardWriter(Protocol):
@@ -66,8 +76,10 @@ class Format(Protocol):
     ShardWriter: type[ShardWriter]
     ShardReader: type[ShardReader]
 
+    READS_WHOLE_FILES: bool
+
     def scan(
-        self, folder: Path, name: str, fields: Sequence[str]
+        self, folder: Path, name: str, fields: Sequence[str], observe: Observe = ignore
     ) -> Iterator[tuple[int, str, memoryview]]: ...
 
 

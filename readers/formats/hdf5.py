@@ -20,6 +20,7 @@ from ..blocks import Tiled, read_in_order
 from ..errors import DamagedPack, DestinationError
 from ..index import pack_keys
 from ..mapped import MappedValues
+from . import Observe, ignore
 
 _VALUES_START = 64 << 10  # the library's own structures fit before it; the rest lies behind
 _BUFFER_BYTES = 1 << 20  # one system call for many small values
@@ -156,7 +157,12 @@ def _place(h5: h5py.File, field: str, path: Path) -> tuple[int, int]:
     return start, num_bytes
 
 
-def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:
+READS_WHOLE_FILES = False
+
+
+def scan(
+    folder: Path, name: str, fields: Sequence[str], observe: Observe = ignore
+) -> Iterator[tuple[int, str, memoryview]]:
     path = _path(folder, name)
     with _open(path) as h5:
         try:

@@ -18,6 +18,7 @@ import lmdb
 import numpy.typing as npt
 
 from ..errors import DamagedPack, DestinationError
+from . import Observe, ignore
 
 _PAGE_BYTES = 4096
 # A transaction's dirty pages are held in memory until its commit, and its size bounds how much
@@ -220,7 +221,12 @@ class ShardReader:
         self.close()
 
 
-def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:
+READS_WHOLE_FILES = False
+
+
+def scan(
+    folder: Path, name: str, fields: Sequence[str], observe: Observe = ignore
+) -> Iterator[tuple[int, str, memoryview]]:
     path = _path(folder, name)
     names = sorted(fields)
     environment = _open(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from ..blocks import Tiled, read_in_order
 from ..errors import DamagedPack
 from ..mapped import MappedValues, map_npy, read_npy_header
+from . import Observe, ignore
 
 _HEADER_BYTES = 128  # what a .npy header of a 1-D uint8 array takes for any length below 2**63
 _BUFFER_BYTES = 1 << 20  # one system call for many small values
@@ -109,13 +111,18 @@ def _map_values(path: Path) -> MappedValues:
     return MappedValues(path, start, shape[0])
 
 
-def scan(folder: Path, name: str, fields: Sequence[str]) -> Iterator[tuple[int, str, memoryview]]:
+READS_WHOLE_FILES = True
+
+
+def scan(
+    folder: Path, name: str, fields: Sequence[str], observe: Observe = ignore
+) -> Iterator[tuple[int, str, memoryview]]:
     with ExitStack() as files:
-        tiled = {field: _tiled(folder, name, field, files) for field in fields}
+        tiled = {field: _tiled(folder, name, field, files, observe) for field in fields}
         yield from read_in_order(tiled, _offsets_path(folder, name, min(fields)))
 
 
-def _tiled(folder: Path, name: str, field: str, files: ExitStack) -> Tiled:
+def _tiled(folder: Path, name: str, field: str, files: ExitStack, observe: Observe) -> Tiled:
     path = _values_path(folder, name, field)
     values = _map(path, "|u1")  # NumPy's word on what is in the file, and where
     file = files.enter_context(path.open("rb"))
@@ -126,4 +133,6 @@ def _tiled(folder: Path, name: str, field: str, files: ExitStack) -> Tiled:
         if os.preadv(file.fileno(), [buffer], start_of_values + start) != len(buffer):
             raise DamagedPack("the file ends before its values do", path=path)
 
-    return Tiled(_map(_offsets_path(folder, name, field), "<i8"), len(values), read_into)
+    offsets = _map(_offsets_path(folder, name, field), "<i8")
+    observe(path.name, memoryview(os.pread(file.fileno(), start_of_values, 0)))
+    return Tiled(offsets, len(values), read_into, partial(observe, path.name))
