@@ -9,10 +9,11 @@ from .part import Part
 from .pixels import PixelOptions
 from .split import NewSplits
 
-SHARD_BYTES = 512 << 20  # resuming repeats half a shard on average: seconds; and 300 shards of
+# Resuming repeats half a shard on average, which is seconds; and the 300 shards of ImageNet are few
+# enough for every process to hold open.
+SHARD_BYTES = 512 << 20
 
 
-# ImageNet are few enough for every process to hold open
 @dataclass(frozen=True)
 class Options:
     """What decides a pack's content, and so belongs to the plan of a run."""

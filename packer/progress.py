@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _LINE_SECONDS = 10.0  # often enough to see life, seldom enough not to fill a log
 
@@ -31,6 +33,8 @@ class ProgressBar:
         speed = f"{self._num_bytes / 1e6 / elapsed:.0f} MB/s"
         if self._on_terminal:
             if self._bar is None:
+                from tqdm import tqdm  # costs an import that a log does without
+
                 self._bar = tqdm(
                     desc=self._what,
                     total=num_total,

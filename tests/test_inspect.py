@@ -6,7 +6,6 @@ import contextlib
 import struct
 import zlib
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,36 +21,18 @@ from images import (
     png_chunk,
     tiff_block,
 )
+from one_file import OneFile
 from PIL import Image as Pillow
 from PIL import ImageOps
 
 from packer.inspect import MAX_PIXELS, Image, Reject, exif_orientation, inspect
 from packer.prepare import Prepared, prepare
-from packer.sources import File, Listing
 from readers.decode import decode
 
 PHOTO = photo()  # 48 x 32
 GREY = np.ascontiguousarray(PHOTO[..., 0])
 JFIF, EXIF, MPF, ADOBE, COMMENT = 0xE0, 0xE1, 0xE2, 0xEE, 0xFE
 ORIENTATION = 0x0112
-
-
-class OneFile:
-    """A source of one file."""
-
-    root = Path()
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def scan(self) -> Listing:
-        return Listing(["file"])
-
-    def read(self, path: str) -> File:
-        return File(self.data, len(self.data), 0)
-
-    def stamp(self, path: str) -> tuple[int, int]:
-        return len(self.data), 0
 
 
 def prepared(data: bytes, *, decode: bool = True) -> Prepared:
