@@ -44,7 +44,6 @@ class ShardSequence:
         self._start = start
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._sealed: list[Future[Done]] = []
-        self._flush: Future[None] | None = None
         self._open_shard()
 
     def _open_shard(self) -> None:
@@ -54,6 +53,7 @@ class ShardSequence:
         self._warnings: list[tuple[int, str]] = []
         self._changes: Counter[str] = Counter()
         self._segments: list[npt.NDArray[Any] | None] = []
+        self._flushes: list[Future[None]] = []
         self._num_bytes = self._flushed_bytes = 0
 
     def append(self, batch: list[Prepared]) -> None:
@@ -107,11 +107,10 @@ class ShardSequence:
                 self._staging.pack / "shards", f"{self._number:05d}", [FIELD]
             )
         self._writer.append({FIELD: values})
-        if self._num_bytes - self._flushed_bytes >= _FLUSH_BYTES and (
-            self._flush is None or self._flush.done()
-        ):
+        idle = not self._flushes or self._flushes[-1].done()
+        if idle and self._num_bytes - self._flushed_bytes >= _FLUSH_BYTES:
             self._flushed_bytes = self._num_bytes
-            self._flush = self._disk.submit(self._flush_shard, f"{self._number:05d}.")
+            self._flushes.append(self._disk.submit(self._flush_shard, f"{self._number:05d}."))
 
     def _flush_shard(self, prefix: str) -> None:
         for path in (self._staging.pack / "shards").iterdir():
@@ -137,6 +136,7 @@ class ShardSequence:
                 self._warnings,
                 self._changes,
                 self._segments,
+                self._flushes,
             )
         )
         self._number += 1
@@ -154,7 +154,10 @@ class ShardSequence:
         warnings: list[tuple[int, str]],
         changes: dict[str, int],
         segments: list[npt.NDArray[Any] | None],
+        flushes: list[Future[None]],
     ) -> Done:
+        for flush in flushes:
+            flush.result()  # the kernel tells of a failed write once, and a later sync succeeds
         files = tuple(pack_file(self._staging.pack, f"shards/{name}") for name in names)
         done = Done(start, stop, files, rows, rejected, warnings, changes)
         self._staging.record(number, done, segments)

@@ -686,3 +686,18 @@ def test_warnings_are_counted_and_survive_an_interruption(tmp_path: Path) -> Non
     assert summary.num_resumed > 0
     assert summary.warnings == {"broken EXIF, taken as upright": 5}
     assert Manifest.load(tmp_path / "pack").made["warnings"] == summary.warnings
+
+
+def test_a_failed_early_flush_fails_the_run(
+    imgs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: object, prefix: str) -> None:
+        raise OSError(errno.EIO, "lost")
+
+    monkeypatch.setattr("packer.shards._FLUSH_BYTES", 1)
+    monkeypatch.setattr("packer.shards.ShardSequence._flush_shard", fail)
+    with pytest.raises(DestinationError, match="Input/output error"):
+        pack(imgs, tmp_path / "pack")
+    assert not (tmp_path / "pack").exists()
+    monkeypatch.undo()
+    assert pack(imgs, tmp_path / "pack").num_resumed == 0
