@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import cv2
@@ -20,10 +21,10 @@ import numpy.typing as npt
 from .buffers import Buffers
 from .epochs import Epochs
 from .errors import DamagedPack, DamagedSample
-from .order import Order, Shuffle
+from .order import Order, Picked, Shuffle
 from .pack import Pack
 from .pipeline import Pipeline
-from .render import Interpolation, Layout, Renderer, Transform
+from .render import Interpolation, Layout, Renderer, Task, Transform
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
@@ -154,8 +155,9 @@ class BatchLoader(Epochs):
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, numbers = self._begin()
+        plans = self._plans(epoch, numbers)
         with Pipeline(
-            lambda number: _BatchJob(self, epoch, number),
+            lambda number: _BatchJob(self, epoch, *next(plans)),  # called one by one, in order
             numbers,
             num_threads=self.threads,
             ahead=self.prefetch_batches,
@@ -163,21 +165,38 @@ class BatchLoader(Epochs):
             yield from self._counted(map(_BatchJob.batch, jobs))
         self._end(epoch)
 
+    def _plans(self, epoch: int, numbers: range) -> Iterator[tuple[Picked, list[Task]]]:
+        """What is in each batch, and what to do for it; worked out for several batches at once,
+        for much of the cost is by the call and not by the sample."""
+        step = max(_PLANNED_TOGETHER // self.order.batch_size, 1)
+        for start in range(numbers.start, numbers.stop, step):
+            picked = [
+                self.order.batch(epoch, number)
+                for number in range(start, min(start + step, numbers.stop))
+            ]
+            joined = Picked(*map(np.concatenate, zip(*picked, strict=True)))
+            tasks = iter(self.renderer.tasks(epoch, joined))
+            for batch in picked:
+                yield batch, list(islice(tasks, len(batch.samples)))
+
+
+_PLANNED_TOGETHER = 512  # samples; a few milliseconds of work
+_COPIED_TOGETHER = 32  # samples; with more, mirroring finds them no longer in the cache
+
 
 class _BatchJob:
-    """One batch on its way; each sample is a part."""
+    """One batch on its way; a part is a sample, or many where they are only copied."""
 
-    def __init__(self, loader: BatchLoader, epoch: int, number: int) -> None:
+    def __init__(self, loader: BatchLoader, epoch: int, picked: Picked, tasks: list[Task]) -> None:
         self._loader, self._epoch = loader, epoch
-        picked = loader.order.batch(epoch, number)
-        self._places = picked.places
-        self._tasks = loader.renderer.tasks(epoch, picked)
-        self.num_parts = len(self._tasks)
-        self._values = {name: [b""] * self.num_parts for name in loader.renderer.fields}
+        self._places, self._tasks = picked.places, tasks
+        self._part_samples = _COPIED_TOGETHER if loader.renderer.copies else 1
+        self.num_parts = -(-len(self._tasks) // self._part_samples)
+        self._values = {name: [b""] * len(self._tasks) for name in loader.renderer.fields}
         self._images: npt.NDArray[Any] | None = None
         self._lock = threading.Lock()
         if loader.renderer.transform is None:
-            shape = (self.num_parts, *loader.renderer.shape)
+            shape = (len(self._tasks), *loader.renderer.shape)
             self._images = loader.allocate(shape, loader.renderer.dtype)
 
     def batch(self) -> Batch:
@@ -191,29 +210,51 @@ class _BatchJob:
         )
 
     def do(self, part: int) -> None:
+        places = range(len(self._tasks))[part * self._part_samples :][: self._part_samples]
+        if self._loader.renderer.copies and self._copy(slice(places.start, places.stop)):
+            return
+        for place in places:
+            self._make_or_skip(place)
+
+    def _copy(self, places: slice) -> bool:
+        """Copy samples that need no more, all at once; False where one is damaged."""
+        assert self._images is not None
+        try:
+            self._loader.renderer.copy(self._tasks[places], self._images[places])
+        except DamagedSample:
+            return False
+        for place in range(places.start, places.stop):
+            self._take_fields(place)
+        return True
+
+    def _make_or_skip(self, place: int) -> None:
         """Make a sample, or, where it is damaged and that is wanted, the next sound one."""
         try:
-            self._make(part)
+            self._make(place)
         except DamagedSample:
             if self._loader.on_error == "raise":
                 raise
-            self._loader.skipped.append(self._loader.pack.keys[self._tasks[part].sample])
-            self._make_another(part)
+            self._loader.skipped.append(self._loader.pack.keys[self._tasks[place].sample])
+            self._make_another(place)
 
-    def _make(self, part: int) -> None:
-        renderer, task = self._loader.renderer, self._tasks[part]
+    def _make(self, place: int) -> None:
+        renderer, task = self._loader.renderer, self._tasks[place]
         if renderer.transform is None:
             assert self._images is not None
-            renderer.render(task, self._images[part])
+            renderer.render(task, self._images[place])
         else:
-            self._put(part, renderer.transformed(task))
-        for (name, values), stored in zip(self._values.items(), task.fields, strict=True):
-            values[part] = bytes(self._loader.pack.value(stored, name))
+            self._put(place, renderer.transformed(task))
+        self._take_fields(place)
 
-    def _put(self, part: int, image: npt.NDArray[Any]) -> None:
+    def _take_fields(self, place: int) -> None:
+        stored = self._tasks[place].fields
+        for (name, values), value in zip(self._values.items(), stored, strict=True):
+            values[place] = bytes(self._loader.pack.value(value, name))
+
+    def _put(self, place: int, image: npt.NDArray[Any]) -> None:
         with self._lock:
             if self._images is None:  # what a transform returns is known from its first result
-                shape = (self.num_parts, *image.shape)
+                shape = (len(self._tasks), *image.shape)
                 self._images = self._loader.allocate(shape, image.dtype)
         expected = self._images
         if (image.shape, image.dtype) != (expected.shape[1:], expected.dtype):
@@ -221,15 +262,15 @@ class _BatchJob:
                 f"the transform returned {image.dtype} {image.shape}, and {expected.dtype} "
                 f"{expected.shape[1:]} for another sample: they do not fit into one batch"
             )
-        expected[part] = image
+        expected[place] = image
 
-    def _make_another(self, part: int) -> None:
-        loader, place = self._loader, int(self._places[part])
+    def _make_another(self, place: int) -> None:
+        loader, first = self._loader, int(self._places[place])
         for step in range(1, loader.order.num_samples):
-            picked = loader.order.at(self._epoch, place + step)
-            (self._tasks[part],) = loader.renderer.tasks(self._epoch, picked)
+            picked = loader.order.at(self._epoch, first + step)
+            (self._tasks[place],) = loader.renderer.tasks(self._epoch, picked)
             try:
-                return self._make(part)
+                return self._make(place)
             except DamagedSample:
                 continue
         raise DamagedPack("every sample is damaged", path=loader.pack.path)

@@ -157,19 +157,16 @@ class Pack:
     def stored(self, rows: npt.NDArray[np.int64], field: str = "image") -> list[Stored]:
         """Where the values of a field lie for some rows."""
         index = self.index
-        checksums = index[f"{field}.checksum"][rows].tobytes()
+        checksums = index[f"{field}.checksum"][rows].view("V16").ravel()
         columns = (
             rows,
             index["shard"][rows],
             index["position"][rows],
             index[f"{field}.offset"][rows],
             index[f"{field}.length"][rows],
+            checksums,
         )
-        places = zip(*(column.tolist() for column in columns), strict=True)
-        return [
-            Stored(row, shard, position, offset, length, checksums[16 * i : 16 * i + 16])
-            for i, (row, shard, position, offset, length) in enumerate(places)
-        ]
+        return [*map(Stored._make, zip(*(column.tolist() for column in columns), strict=True))]
 
     def value(self, stored: Stored, field: str = "image") -> memoryview:
         """One stored value without a copy; valid while the pack is open. Raises DamagedSample."""

@@ -216,6 +216,26 @@ def test_scale_none_only_flips(tmp_path, format_name):
     assert np.array_equal(images, arrays[samples])
 
 
+def test_whole_arrays_are_copied_many_at_once_and_damaged_ones_replaced(tmp_path, format_name):
+    arrays = np.stack([photo(i, SIZE, SIZE) for i in range(90)])
+    path = array_pack(tmp_path / "pack", format_name, arrays)
+    checksums = np.load(path / "index" / "image.checksum.npy")
+    checksums[[7, 8]] ^= 255
+    np.save(path / "index" / "image.checksum.npy", checksums)
+    with pytest.raises(DamagedSample):
+        epoch_of(path, 45, scale=None)
+    for threads in (1, 3):
+        batches = loader(path, 45, scale=None, on_error="skip", threads=threads)
+        seen = []
+        for batch in batches:
+            seen += batch.samples.tolist()
+            mirrored = flips(0, 0, batch.samples)
+            for image, sample, flipped in zip(batch.images, batch.samples, mirrored, strict=True):
+                assert np.array_equal(image, arrays[sample][:, ::-1] if flipped else arrays[sample])
+        assert len(seen) == 90 and set(seen) == set(range(90)) - {7, 8}
+        assert len(batches.skipped) == 2
+
+
 def test_array_packs_are_cropped_and_resized_like_decoded_ones(tmp_path, format_name):
     arrays = np.stack([photo(i, 40, 30) for i in range(8)])
     path = array_pack(tmp_path / "pack", format_name, arrays)
