@@ -96,13 +96,7 @@ def against_ffcv(photos: Path, work: Path, rounds: int) -> None:
     cases = [
         ("JPEG q90, full size", "jpg", None, ["--encode", "jpeg"], 1.25),
         ("JPEG q90, longer side 256", "jpg", 256, LONGER_256, 1.4),
-        (
-            "raw 256",
-            "raw",
-            256,
-            ["--resize", "256", "--resize-mode", "exact", "--encode", "raw"],
-            2,
-        ),
+        ("raw 256", "raw", 256, RAW_256, 2),
     ]
     for title, mode, side, options, goal in cases:
         name = title.replace(" ", "").replace(",", "-")
@@ -113,6 +107,7 @@ def against_ffcv(photos: Path, work: Path, rounds: int) -> None:
         report(f"{title}: Loader / FFCV", ratios, at_least=goal)
 
 
+RAW_256 = ["--resize", "256", "--resize-mode", "exact", "--enlarge", "--encode", "raw"]
 LONGER_256 = ["--resize", "256", "--resize-mode", "longer", "--encode", "jpeg"]
 
 
