@@ -278,6 +278,7 @@ def convert(
     from .destination import default_destination
     from .estimate import estimate
     from .layout import load_classes
+    from .memory import collect_less
     from .options import Options
     from .part import Part
     from .split import NewSplits
@@ -307,6 +308,7 @@ def convert(
         drop_duplicates=drop_duplicates,
         pixels=pixels,
     )
+    collect_less()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what it says is in the rejects
     if dry_run:
         planned = estimate(source, out, options, threads=threads, overwrite=overwrite, force=force)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from readers.errors import SourceError, printable
 
-from .layout import Plan, class_warnings
+from .layout import Plan, class_warnings, totals_of
 from .sources import Given, Listing
 
 _NUMBER = re.compile(r"-1|0|[1-9][0-9]*")  # 007 is a name
@@ -84,17 +84,14 @@ def plan(listing: Listing, given: Given, root: Path, classes: Sequence[str] | No
     elif classes is not None:
         labels, names = _by_name(given, classes, root), list(classes)
     splits = list(given.splits)
-    rows = [
-        (splits[split] if split >= 0 else "", names[label] if label >= 0 else "", "", "")
-        for split, label in zip(given.split_ids.tolist(), labels.tolist(), strict=True)
-    ]
+    totals = totals_of(labels, given.split_ids, names, splits)
     return Plan(
         keys=listing.files,
         labels=labels,
         split_ids=given.split_ids,
         classes=names,
         splits=splits,
-        warnings=[*listing.warnings, *class_warnings(rows, names, splits)],
+        warnings=[*listing.warnings, *class_warnings(totals, names)],
     )
 
 

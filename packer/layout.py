@@ -5,8 +5,8 @@ Only folders make splits and labels, never a word inside a file's name.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,29 +50,33 @@ def plan(
     """
     if not listing.files:
         raise SourceError("no image found", path=root, advice=_left_out_advice(listing.left_out))
-    has_splits, kind_of = _read_layout(listing, root, layout)
-    rows = sorted(_row(path, has_splits, kind_of) for path in listing.files)
-    splits = sorted({row[0] for row in rows}) if has_splits else []
+    names = _by_folder(listing.files)
+    has_splits, kind_of = _read_layout(names, listing.folders, root, layout)
+    places = sorted(_place(folder, has_splits, kind_of) for folder in names)
+    num_files = [len(names[folder]) for _, _, folder in places]
+    splits = sorted({split for split, _, _ in places}) if has_splits else []
     found = _class_names(listing, has_splits, kind_of)
-    warnings = list(listing.warnings)
     class_names = list(classes) if classes is not None else found
-    if unknown := sorted({row[1] for row in rows} - {"", *class_names}):
+    if unknown := sorted({name for _, name, _ in places} - {"", *class_names}):
         raise SourceError(
             f"class {printable(unknown[0])!r} is not in the given class map", path=root
         )
     class_ids = {name: i for i, name in enumerate(class_names)} | {"": -1}
     split_ids = {name: i for i, name in enumerate(splits)} | {"": -1}
-    if has_splits:
-        empty = sorted(kind_of.keys() - set(splits))
-        warnings += [f"split {printable(name)!r} has no image" for name in empty]
-    warnings += class_warnings(rows, class_names, splits)
     return Plan(
-        keys=["/".join(filter(None, (folder, name))) for _, _, folder, name in rows],
-        labels=np.fromiter((class_ids[row[1]] for row in rows), np.int64, len(rows)),
-        split_ids=np.fromiter((split_ids[row[0]] for row in rows), np.int16, len(rows)),
+        keys=[path for *_, folder in places for path in _paths(folder, sorted(names[folder]))],
+        labels=np.repeat(np.array([class_ids[name] for _, name, _ in places]), num_files),
+        split_ids=np.repeat(
+            np.array([split_ids[split] for split, _, _ in places], np.int16), num_files
+        ),
         classes=class_names,
         splits=splits,
-        warnings=warnings,
+        warnings=[
+            *listing.warnings,
+            *_split_warnings(kind_of, splits),
+            *class_warnings(_totals(places, num_files), class_names),
+            *_depth_warnings(places, class_names),
+        ],
     )
 
 
@@ -90,61 +94,84 @@ def load_classes(source: Path) -> list[str]:
     return classes
 
 
-def _row(path: str, has_splits: bool, kind_of: dict[str, str]) -> tuple[str, str, str, str]:
-    """(split, class, folder, name) of a file: sorting these sorts as ImageFolder does."""
-    folder, _, name = path.rpartition("/")
+Place = tuple[str, str, str]  # the split, the class and the folder of files
+
+
+def _by_folder(paths: Iterable[str]) -> dict[str, list[str]]:
+    """The names of the files in each folder: what there is to decide is decided by folder."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        names[folder].append(name)
+    return names
+
+
+def _paths(folder: str, names: Iterable[str]) -> Iterable[str]:
+    return [f"{folder}/{name}" for name in names] if folder else names
+
+
+def _place(folder: str, has_splits: bool, kind_of: dict[str, str]) -> Place:
+    """Sorting these, and the names in each folder, sorts files as ImageFolder does."""
     split, _, below = folder.partition("/") if has_splits else ("", "", folder)
-    class_name = below.partition("/")[0] if kind_of[split] == _CLASSES else ""
-    return split, class_name, folder, name
+    return split, below.partition("/")[0] if kind_of[split] == _CLASSES else "", folder
 
 
-def _read_layout(listing: Listing, root: Path, layout: str) -> tuple[bool, dict[str, str]]:
+def _totals(places: Iterable[Place], num_files: Iterable[int]) -> Counter[tuple[str, str]]:
+    """How many files each (split, class) has."""
+    totals: Counter[tuple[str, str]] = Counter()
+    for (split, name, _), number in zip(places, num_files, strict=True):
+        totals[split, name] += number
+    return totals
+
+
+def _read_layout(
+    names: Mapping[str, list[str]], folders: Iterable[str], root: Path, layout: str
+) -> tuple[bool, dict[str, str]]:
     """Whether the top folders are splits, and per split whether its folders are classes."""
     if layout == "flat":
         return False, {"": _FLAT}
-    tops = {path.partition("/")[0] for path in listing.files if "/" in path}
-    loose = sum("/" not in path for path in listing.files)
+    tops = {folder.partition("/")[0] for folder in names if folder}
+    num_loose = len(names.get("", ()))
     known = sorted(top for top in tops if top.lower() in SPLIT_NAMES)
     others = sorted(tops.difference(known))
     if layout == "splits":
         has_splits = True
-        if loose:
-            raise SourceError(f"{loose} images lie beside the split folders", path=root)
+        if num_loose:
+            raise SourceError(f"{num_loose} images lie beside the split folders", path=root)
     else:
         has_splits = layout == "auto" and bool(known)
-    if has_splits and layout == "auto" and (others or loose):
-        beside = f"{others[0]}/" if others else f"{loose} images"
+    if has_splits and layout == "auto" and (others or num_loose):
+        beside = f"{others[0]}/" if others else f"{num_loose} images"
         raise SourceError(
             f"two readings: {known[0]}/ is a split, and {printable(beside)} beside it belongs to "
             f"none; or {known[0]}/ is a class like any other folder",
             path=root,
             advice="choose with --layout splits (after moving the others away), classes or flat",
         )
-    if has_splits:  # a split without an image may have class folders all the same
-        tops |= {folder for folder in listing.folders if folder.lower() in SPLIT_NAMES}
-    kind_of = {}
-    for split in sorted(tops) if has_splits else [""]:
-        prefix = f"{split}/" if has_splits else ""
-        below = [path[len(prefix) :] for path in listing.files if path.startswith(prefix)]
-        kind_of[split] = _kind(below, root / split, layout)
-    return has_splits, kind_of
+    if not has_splits:
+        return False, {"": _kind("", names, root, layout)}
+    # A split without an image may have class folders all the same.
+    tops |= {folder for folder in folders if folder.lower() in SPLIT_NAMES}
+    return True, {split: _kind(split, names, root / split, layout) for split in sorted(tops)}
 
 
-def _kind(paths: list[str], folder: Path, layout: str) -> str:
-    """Whether the folders right below `folder` are classes or it is flat and unlabelled."""
-    loose = [path for path in paths if "/" not in path]
+def _kind(top: str, names: Mapping[str, list[str]], path: Path, layout: str) -> str:
+    """Whether the folders right below `top` are classes or it is flat and unlabelled."""
+    loose = names.get(top, [])
     if not loose:
         return _CLASSES
-    if len(loose) == len(paths):
+    prefix = f"{top}/" if top else ""
+    below = (folder[len(prefix) :] for folder in names if folder.startswith(prefix))
+    nested = next(filter(None, below), None)
+    if nested is None:
         if layout == "classes":
-            raise SourceError("no class folder, only images", path=folder)
+            raise SourceError("no class folder, only images", path=path)
         return _FLAT
-    nested = next(path for path in paths if "/" in path)
     raise SourceError(
         f"two readings: {printable(nested.partition('/')[0])}/ is a class, and "
         f"{printable(loose[0])} ({len(loose)} such images) beside it has none; or the folder is "
         f"flat, and no image in it has a label",
-        path=folder,
+        path=path,
         advice="move the images into a class folder, or choose --layout flat",
     )
 
@@ -159,15 +186,44 @@ def _class_names(listing: Listing, has_splits: bool, kind_of: dict[str, str]) ->
     return sorted(names)
 
 
-def class_warnings(
-    rows: list[tuple[str, str, str, str]], classes: list[str], splits: list[str]
-) -> list[str]:
-    """What is strange about classes; `rows` are (split, class, folder, name), "" for none."""
+def _split_warnings(kind_of: Mapping[str, str], splits: Sequence[str]) -> list[str]:
+    empty = sorted(set(kind_of) - {"", *splits})
+    return [f"split {printable(name)!r} has no image" for name in empty]
+
+
+def _depth_warnings(places: Iterable[Place], classes: Sequence[str]) -> list[str]:
+    if len(classes) != 1 or any("/" not in f.removeprefix(f"{split}/") for split, _, f in places):
+        return []
+    return [
+        f"all images lie below the one class {printable(classes[0])!r}; if its folders are the "
+        "classes, pack that folder instead"
+    ]
+
+
+def totals_of(
+    labels: npt.NDArray[np.int64],
+    split_ids: npt.NDArray[np.int16],
+    classes: Sequence[str],
+    splits: Sequence[str],
+) -> Counter[tuple[str, str]]:
+    """How many samples each (split, class) has, "" for none."""
+    width = len(classes) + 1
+    counts = np.bincount((split_ids.astype(np.int64) + 1) * width + labels + 1)
+    split_names, class_names = ["", *splits], ["", *classes]
+    return Counter(
+        {
+            (split_names[cell // width], class_names[cell % width]): int(counts[cell])
+            for cell in np.flatnonzero(counts)
+        }
+    )
+
+
+def class_warnings(totals: Mapping[tuple[str, str], int], classes: Sequence[str]) -> list[str]:
+    """What is strange about classes; see `totals_of` for `totals`."""
     warnings = []
-    counts = Counter((row[0], row[1]) for row in rows)
-    labelled_splits = sorted({split for split, name in counts if name})
+    labelled_splits = sorted({split for split, name in totals if name})
     for name in classes:
-        lacking = [split for split in labelled_splits if not counts[split, name]]
+        lacking = [split for split in labelled_splits if not totals.get((split, name))]
         if len(lacking) == len(labelled_splits):
             warnings.append(f"class {printable(name)!r} has no image; it keeps its label")
         elif lacking:
@@ -175,11 +231,6 @@ def class_warnings(
                 f"class {printable(name)!r} has no image in {', '.join(lacking)}; "
                 "it keeps its label there"
             )
-    if len(classes) == 1 and all("/" in row[2].removeprefix(f"{row[0]}/") for row in rows):
-        warnings.append(
-            f"all images lie below the one class {printable(classes[0])!r}; if its folders are "
-            "the classes, pack that folder instead"
-        )
     if classes and all(name.isdecimal() for name in classes):
         by_value = sorted(classes, key=int)
         if by_value != classes:

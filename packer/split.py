@@ -14,7 +14,7 @@ import numpy.typing as npt
 from readers.checksum import checksum
 from readers.errors import SourceError
 
-from .layout import Plan, class_warnings
+from .layout import Plan, class_warnings, totals_of
 
 _TIE = 1e-9  # shares are floating point: 0.1 * 30 and 3 are equal
 
@@ -49,8 +49,7 @@ def split(plan: Plan, new: NewSplits, root: Path, *, mix: bool = False) -> Plan:
     shares = [share for _, share in new.shares]
     split_ids = assign(plan.keys, plan.labels, shares, new.seed, groups)
     order = np.argsort(split_ids, kind="stable")
-    class_of = [*plan.classes, ""]  # label -1 is the last
-    rows = [(names[s], class_of[c], "", "") for s, c in zip(split_ids, plan.labels, strict=True)]
+    totals = totals_of(plan.labels, split_ids, plan.classes, names)
     return replace(
         plan,
         keys=[plan.keys[i] for i in order],
@@ -59,7 +58,7 @@ def split(plan: Plan, new: NewSplits, root: Path, *, mix: bool = False) -> Plan:
         splits=names,
         warnings=[
             *plan.warnings,
-            *(w for w in class_warnings(rows, plan.classes, names) if w not in plan.warnings),
+            *(w for w in class_warnings(totals, plan.classes) if w not in plan.warnings),
         ],
     )
 

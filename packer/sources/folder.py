@@ -48,7 +48,10 @@ class Source:
 
     def _sort_in(self, path: str, entry: os.DirEntry[str], listing: Listing) -> bool:
         """Put a directory entry where it belongs; True for a folder to go down into."""
-        if reason := junk_reason(entry.name):
+        name = entry.name
+        if name[0] != "." and not extension_reason(name) and entry.is_file(follow_symlinks=False):
+            listing.files.append(path)  # as most do: the other questions take time
+        elif reason := junk_reason(entry.name):
             folder = entry.is_dir(follow_symlinks=False)
             listing.left_out[f"{reason} {'folder' if folder else 'file'}"] += 1
         elif entry.is_dir(follow_symlinks=False):
