@@ -70,7 +70,7 @@ def decode(task: Task) -> Numbers:
     widths, heights = pack.index["width"][rows], pack.index["height"][rows]
     sizes = list(zip(widths.tolist(), heights.tolist(), strict=True))
     orientations = pack.index["orientation"][rows].tolist()
-    out = np.empty((task.size, task.size, 3), np.uint8)
+    out = np.empty((task.size, task.size, 3), pack.pixel_dtype)
     cv2.setNumThreads(0)
     for epoch in range(2**31):
         crops = random_resized_crops(widths, heights, 0, epoch, rows).tolist()
@@ -81,7 +81,9 @@ def decode(task: Task) -> Numbers:
             else:
                 box = (left, top, width, height)
                 rule = pack.odd_rule(int(rows[i]))
-                pixels = decode_region(blobs[i], orientations[i], sizes[i], box, rule=rule)
+                pixels = decode_region(
+                    blobs[i], orientations[i], sizes[i], box, rule=rule, dtype=out.dtype
+                )
             cv2.resize(pixels, (task.size, task.size), dst=out)
             yield 1
 

@@ -47,6 +47,7 @@ class Image:
     stray: tuple[tuple[int, int], ...] = ()  # ranges of bytes in a JPEG's header that are nothing
     odd: str | None = None  # what it is, if decoders disagree on it; then not packed as it is
     bits: int = 8  # a channel; 8 if fewer
+    plain_if_deep: bool = False  # odd for nothing but its 16 bits
     num_frames: int = 1
     profile: str | None = None  # the name of its ICC profile, if that is not sRGB
 
@@ -380,6 +381,11 @@ def _inspect_png(data: bytes) -> Image:
         image.warnings += ("broken EXIF, taken as upright",)
     if image.orientation != 1 and image.odd is None:
         image.odd = "PNG with an orientation"
+    image.plain_if_deep = (
+        (depth, image.orientation) == (16, 1)
+        and colour in (_GREY, _RGB)
+        and chunks.keys().isdisjoint((b"tRNS", b"acTL"))
+    )
     if b"iCCP" in chunks:
         note_profile(image, _png_profile(chunks[b"iCCP"][0]))
     return image

@@ -78,8 +78,10 @@ _OPTIONS = [
     click.option(
         "--depth",
         type=click.Choice(DEPTHS),
-        help="How more than 8 bits a channel become 8: shift drops the low ones, scale maps the "
-        "largest value to 255 and rounds. Without it such images are rejected.",
+        help="What becomes of more than 8 bits a channel: shift drops the low ones, scale maps the "
+        "largest value to 255 and rounds; keep makes a pack of 16 bits, whose readers give uint16, "
+        "0 to 65535, for all its images. Example: --depth keep. Without it such images are "
+        "rejected.",
     ),
     click.option(
         "--icc",

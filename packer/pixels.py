@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from readers.odd import Rule
 
 RESIZE_MODES = ("shorter", "longer", "exact", "pad")
 ENCODINGS = ("jpeg", "png", "webp", "raw")
-DEPTHS = ("shift", "scale")
+DEPTHS = ("shift", "scale", "keep")
 # Pillow's own limit against decompression bombs, about 13,000 x 13,000.
 MAX_PIXELS = 178_956_970
 
@@ -54,6 +56,13 @@ class PixelOptions:
             )
         if self.seekable and self.encode not in (None, "jpeg"):
             raise ValueError(f"--seekable is about JPEG, and --encode {self.encode} makes none")
+        if self.depth == "keep" and self.encode in ("jpeg", "webp"):
+            raise ValueError(
+                f"--encode {self.encode} holds 8 bits a channel: give it --depth shift or scale, "
+                "or give --depth keep --encode png or raw"
+            )
+        if self.depth == "keep" and self.icc:
+            raise ValueError("--icc converts 8 bits a channel: give it --depth shift or scale")
 
     @property
     def rule(self) -> Rule:
@@ -61,6 +70,11 @@ class PixelOptions:
         from readers.odd import Rule  # costs an import of OpenCV and Pillow
 
         return Rule(self.background, self.frame or 0, self.depth, self.icc)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the pixels that readers get."""
+        return np.dtype("<u2" if self.depth == "keep" else "|u1")
 
     @property
     def makes_segments(self) -> bool:

@@ -82,8 +82,12 @@ def keys_of(columns: dict[str, Column]) -> Keys:
 def _field(pixels: PixelOptions, columns: dict[str, Column]) -> Field:
     """How images are stored."""
     if pixels.encode == "raw":
-        return Field("array", "|u1", (int(columns["height"][0]), int(columns["width"][0]), 3))
-    return Field(odd=pixels.rule._asdict() if f"{FIELD}.odd" in columns else None)
+        shape = (int(columns["height"][0]), int(columns["width"][0]), 3)
+        return Field("array", pixels.dtype.str, shape)
+    return Field(
+        dtype=pixels.dtype.str if pixels.depth == "keep" else None,
+        odd=pixels.rule._asdict() if f"{FIELD}.odd" in columns else None,
+    )
 
 
 def _save_segments(staging: Staging, done: Sequence[Done]) -> list[str]:

@@ -5,7 +5,7 @@ Pure functions of a file's bytes, what inspect() found in them, and the options.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import cv2
 import numpy as np
@@ -13,13 +13,14 @@ import numpy.typing as npt
 import simplejpeg
 
 from readers import seekable
-from readers.decode import Pixels, UndecodableError, decode, upright
+from readers.decode import Pixels, UndecodableError, as_dtype, decode, upright
 
 from .inspect import JPEG_END, MORE_PICTURES, Image, Reject, check_pixels
 from .pixels import PixelOptions
 from .restart import with_restart_markers
 
 _NAMES = {"jpeg": "JPEG", "png": "RGB PNG", "webp": "WebP", "raw": "raw pixels"}
+_DEEP_NAMES = {"png": "16-bit RGB PNG", "raw": "raw 16-bit pixels"}
 # The fastest level; with run lengths it is faster still, and smaller for photographs.
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 1, cv2.IMWRITE_PNG_STRATEGY, cv2.IMWRITE_PNG_STRATEGY_RLE]
 
@@ -38,7 +39,7 @@ class Stored(NamedTuple):
 def is_plain(image: Image, options: PixelOptions) -> bool:
     """Whether a file is stored as it is, with nothing to do but to check its pixels."""
     return not (
-        image.odd
+        _is_odd(image, options)
         or options.encode
         or options.seekable
         or (options.icc and image.profile)
@@ -48,19 +49,22 @@ def is_plain(image: Image, options: PixelOptions) -> bool:
 
 def transform(data: bytes, image: Image, options: PixelOptions) -> Stored:
     """What is stored of a file that is not plain; all its pixels are checked. Raises Reject."""
-    if image.odd or (options.icc and image.profile):
+    if _is_odd(image, options) or (options.icc and image.profile):
         return _transform_odd(data, image, options)
     size = _resized_size(image.width, image.height, options)
     resized = _is_resized(image.width, image.height, options)
     if not resized and options.encode is None:
         return _seekable(check_pixels(data, image), image)
     encoding = options.encode or ("jpeg" if image.kind == "JPEG" else "png")
-    change = f"{image.kind} to {_NAMES[encoding]}" + ", resized" * resized
-    pixels = _plain_pixels(data, image, size)
-    return _encoded(_fit(pixels, size, options), encoding, image.warnings, change, options)
+    pixels = _fit(_plain_pixels(data, image, size, options), size, options)
+    return _encoded(pixels, encoding, image.warnings, image.odd or image.kind, resized, options)
 
 
 # Odd images
+
+
+def _is_odd(image: Image, options: PixelOptions) -> bool:
+    return bool(image.odd) and not (options.depth == "keep" and image.plain_if_deep)
 
 
 def _transform_odd(data: bytes, image: Image, options: PixelOptions) -> Stored:
@@ -83,8 +87,8 @@ def _transform_odd(data: bytes, image: Image, options: PixelOptions) -> Stored:
     found = image.odd or image.kind
     if options.icc and image.profile:
         found += f" in {image.profile}"
-    change = f"{found} to {_NAMES[encoding]}" + ", resized" * resized
-    return _encoded(_fit(pixels, size, options), encoding, tuple(warnings), change, options)
+    pixels = _fit(pixels, size, options)
+    return _encoded(pixels, encoding, tuple(warnings), found, resized, options)
 
 
 def _settle(image: Image, options: PixelOptions) -> None:
@@ -106,7 +110,9 @@ def _settle(image: Image, options: PixelOptions) -> None:
 # Plain images
 
 
-def _plain_pixels(data: bytes, image: Image, size: tuple[int, int]) -> Pixels:
+def _plain_pixels(
+    data: bytes, image: Image, size: tuple[int, int], options: PixelOptions
+) -> Pixels:
     """Upright pixels to be resized to `size`: of a JPEG no more than are needed for that."""
     if image.kind == "JPEG" and not image.missing_end and not image.stray:
         # Twice the pixels in each direction leave the antialiasing filter all that it can show.
@@ -122,7 +128,7 @@ def _plain_pixels(data: bytes, image: Image, size: tuple[int, int]) -> Pixels:
         except ValueError:
             pass  # libjpeg has something to say: look closer
     data = check_pixels(data, image)
-    return decode(data, image.orientation)
+    return decode(data, image.orientation, dtype=np.uint8 if image.bits == 8 else options.dtype)
 
 
 def _seekable(data: bytes, image: Image) -> Stored:
@@ -169,14 +175,14 @@ def _resized_size(width: int, height: int, options: PixelOptions) -> tuple[int, 
 
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
-    """Resize uint8 (height, width, 3): averages of areas where it shrinks, which does not alias,
-    and then bicubic where it grows."""
+    """Resize uint8 or uint16 (height, width, 3): averages of areas where it shrinks, which does not
+    alias, and then bicubic where it grows."""
     least = min(width, pixels.shape[1]), min(height, pixels.shape[0])
     if least != pixels.shape[1::-1]:
-        pixels = np.asarray(cv2.resize(pixels, least, interpolation=cv2.INTER_AREA), np.uint8)
+        pixels = cast(Pixels, cv2.resize(pixels, least, interpolation=cv2.INTER_AREA))
     if least != (width, height):
         grown = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_CUBIC)
-        pixels = np.asarray(grown, np.uint8)
+        pixels = cast(Pixels, grown)
     return pixels
 
 
@@ -185,8 +191,8 @@ def _fit(pixels: Pixels, size: tuple[int, int], options: PixelOptions) -> Pixels
     pixels = resize(pixels, *size)
     if options.resize is None or options.resize_mode != "pad":
         return pixels
-    canvas = np.empty((options.resize, options.resize, 3), np.uint8)
-    canvas[:] = options.background
+    canvas = np.empty((options.resize, options.resize, 3), pixels.dtype)
+    canvas[:] = as_dtype(np.array(options.background, np.uint8), pixels.dtype)
     left, top = (options.resize - size[0]) // 2, (options.resize - size[1]) // 2
     canvas[top : top + size[1], left : left + size[0]] = pixels
     return canvas
@@ -199,16 +205,21 @@ def _encoded(
     pixels: Pixels,
     encoding: str,
     warnings: tuple[str, ...],
-    change: str,
+    found: str,
+    resized: bool,
     options: PixelOptions,
 ) -> Stored:
-    """Upright pixels as what is stored. Raises Reject."""
+    """Upright pixels of what was `found` as what is stored. Raises Reject."""
     height, width, _ = pixels.shape
-    image = Image(_NAMES[encoding], width, height, warnings=warnings)
+    if encoding == "raw":
+        pixels = as_dtype(pixels, options.dtype)
+    name = (_NAMES if pixels.dtype == np.uint8 else _DEEP_NAMES)[encoding]
+    image = Image(name, width, height, warnings=warnings)
+    change = f"{found} to {name}" + ", resized" * resized
     if encoding == "raw":
         if options.raw_size not in (None, (width, height)):
             raise Reject("not of the size of the others", f"{width} x {height}")
-        return Stored(pixels.tobytes(), image, change)
+        return Stored(pixels.astype(options.dtype, copy=False).tobytes(), image, change)
     if encoding == "jpeg":
         data = _encode_jpeg(pixels, options.quality)
         return Stored(data, image, change, seekable.segment_offsets(data))

@@ -2,7 +2,7 @@
 
     import readers
     pack = readers.open("imgs.lmdb", split="train")
-    sample = pack[0]    # .image: uint8 RGB (height, width, 3); .label: int; .key: str
+    sample = pack[0]    # .image: RGB (height, width, 3), uint8 as a rule; .label: int; .key: str
 
 `readers.torch` has PyTorch datasets; it is imported on its own, and so is nothing else here that
 costs time: no torch, DALI, lmdb, h5py, cv2 or PIL until they are needed.

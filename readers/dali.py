@@ -437,6 +437,12 @@ def _stored_pixels(pack: Pack) -> bool:
             path=pack.path,
             advice="pack without --keep-bytes, or use readers.torch.Loader",
         )
+    if about.kind == "encoded" and pack.pixel_dtype != np.uint8:
+        raise DspackError(
+            "it keeps more than 8 bits a channel, which DALI's decoders would drop",
+            path=pack.path,
+            advice="pack with --depth shift or scale, or use readers.torch.Loader",
+        )
     if about.kind == "encoded":
         return False
     shape = about.shape or ()

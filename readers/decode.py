@@ -1,7 +1,9 @@
 """Stored bytes to pixels: the one rule every reader follows.
 
-The result is uint8, RGB, (height, width, 3), upright. The orientation comes from the index, where
-packing put it, never from the decoder: decoders disagree about broken EXIF and about PNG.
+The result is RGB, (height, width, 3), upright; uint8, or uint16 of 0 to 65535 in a pack that keeps
+more than 8 bits, where images of 8 bits are widened: v becomes 257 v, and white stays white. The
+orientation comes from the index, where packing put it, never from the decoder: decoders disagree
+about broken EXIF and about PNG.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ except ImportError as _error:
 if TYPE_CHECKING:
     from .odd import Rule
 
-Pixels = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[np.uint8 | np.uint16]
 
 JPEG_MAGIC = b"\xff\xd8\xff"
 
@@ -36,18 +38,32 @@ class UndecodableError(ValueError):
     """The bytes are not an image that can be decoded; the text says why."""
 
 
-def decode(data: bytes | memoryview, orientation: int = 1, rule: Rule | None = None) -> Pixels:
-    """Decode a stored image to upright RGB, uint8, (height, width, 3).
+def decode(
+    data: bytes | memoryview,
+    orientation: int = 1,
+    rule: Rule | None = None,
+    dtype: npt.DTypeLike = np.uint8,
+) -> Pixels:
+    """Decode a stored image to upright RGB, (height, width, 3), `dtype`: uint8 or uint16.
 
     `orientation` is EXIF's, 1 to 8. `rule` is for odd images that are stored as they were. Raises
     UndecodableError.
     """
+    pixels = None
     if rule is not None:
-        return upright(_decode_odd(data, rule), orientation)
-    pixels = _decode_jpeg(data) if data[:3] == JPEG_MAGIC else None
+        pixels = _decode_odd(data, rule)
+    elif data[:3] == JPEG_MAGIC:
+        pixels = _decode_jpeg(data)
     if pixels is None:
-        pixels = _decode_any(data)
-    return upright(pixels, orientation)
+        pixels = _decode_any(data, dtype)
+    return as_dtype(upright(pixels, orientation), dtype)
+
+
+def as_dtype(pixels: Pixels, dtype: npt.DTypeLike) -> Pixels:
+    """Pixels of 8 bits as `dtype`, uint8 or uint16; those of 16 bits stay what they are."""
+    if pixels.dtype == dtype or pixels.dtype == np.uint16:
+        return pixels
+    return np.multiply(pixels, 257, dtype=np.uint16)
 
 
 def _decode_jpeg(data: bytes | bytearray | memoryview, shrink: int = 1) -> Pixels | None:
@@ -72,8 +88,10 @@ def _decode_odd(data: bytes | memoryview, rule: Rule) -> Pixels:
     return canonical(data, rule)
 
 
-def _decode_any(data: bytes | bytearray | memoryview) -> Pixels:
+def _decode_any(data: bytes | bytearray | memoryview, dtype: npt.DTypeLike) -> Pixels:
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    if dtype != np.uint8:
+        flags |= cv2.IMREAD_ANYDEPTH
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:
@@ -92,6 +110,7 @@ def decode_region(
     segments: npt.NDArray[Any] | None = None,
     reduce_to: tuple[int, int] | None = None,
     rule: Rule | None = None,
+    dtype: npt.DTypeLike = np.uint8,
 ) -> Pixels:
     """Decode the part `box` of an image: left, top, width and height in upright pixels.
 
@@ -99,7 +118,7 @@ def decode_region(
     seekable JPEG) only the restart segments that cover the box are decoded. With `reduce_to`, a
     (width, height), a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where the box then still has
     that many pixels; the result is the smaller. Otherwise the pixels are those of `decode`, which
-    also has `rule`.
+    also has `rule` and `dtype`.
     Raises UndecodableError.
     """
     left, top, width, height = _as_stored(box, image_size, orientation)
@@ -117,14 +136,14 @@ def decode_region(
             data = memoryview(part)
         pixels = _decode_jpeg(data, shrink)
     if pixels is None:
-        pixels, shrink = _decode_any(data), 1
+        pixels, shrink = _decode_any(data, dtype), 1
     if shrink > 1:
         left, top = left // shrink, top // shrink
         width, height = -(-width // shrink), -(-height // shrink)
     region = pixels[top : top + height, left : left + width]
     if region.shape[:2] != (height, width):
         raise UndecodableError(f"the decoder gives {pixels.shape[1]}x{pixels.shape[0]} pixels")
-    return upright(region, orientation)
+    return as_dtype(upright(region, orientation), dtype)
 
 
 def _shrink(width: int, height: int, least: tuple[int, int]) -> int:

@@ -84,7 +84,8 @@ class BatchLoader(Epochs):
         prefetch_batches: int = 3,
         allocate: Allocate | None = None,
     ) -> None:
-        """Images come out `size` by `size`, uint8 RGB.
+        """Images come out `size` by `size`, RGB, of the pack's `pixel_dtype`: uint8, or uint16
+        where it keeps more than 8 bits.
 
         train=True: a random crop as torchvision's RandomResizedCrop makes it (`scale`, `ratio`;
         scale=None takes the whole image), resized bilinearly without antialiasing, or with
@@ -98,10 +99,11 @@ class BatchLoader(Epochs):
         threads: default, the processors. exact=True never decodes a JPEG at reduced size, which
         is otherwise done where at least the result's pixels (train) or twice as many in each
         direction (eval) are left. transform(pixels, random) does all of that itself: it gets
-        upright uint8 RGB (height, width, 3) that it may change, and a generator that depends on
+        upright RGB (height, width, 3) that it may change, and a generator that depends on
         (seed, epoch, sample) alone; it returns an array, whose shape and dtype are the same for
-        every sample. layout, dtype and normalize ((mean, std) a channel, in 0..255; makes float32
-        unless dtype says otherwise) give other batches than uint8 (n, height, width, 3).
+        every sample. layout, dtype and normalize ((mean, std) a channel, in the pixels' own units:
+        0..255, or 0..65535 where they are uint16; makes float32 unless dtype says otherwise) give
+        other batches than pixels (n, height, width, 3).
 
         on_error="skip" takes the next sound sample of the epoch's order for a damaged one, and
         adds its key to `skipped`. check compares checksums. rank, world_size, subset, weights,

@@ -37,8 +37,10 @@ class Shard:
 @dataclass(frozen=True)
 class Field:
     """How a field is stored: "encoded" (an image file), "bytes" (anything), or "array": every
-    value is the C-ordered bytes of an array of one `dtype` and `shape`. `odd` is the rule by which
-    values are decoded that the column FIELD.odd marks: the members of readers.odd.Rule."""
+    value is the C-ordered bytes of an array of one `dtype` and `shape`. The `dtype` of image files
+    is that of their pixels, "<u2" where more than 8 bits are kept, and None for uint8. `odd` is
+    the rule by which values are decoded that the column FIELD.odd marks: the members of
+    readers.odd.Rule."""
 
     kind: str = "encoded"
     dtype: str | None = None

@@ -1,9 +1,9 @@
 """Odd images to plain pixels: one way to read the files that decoders disagree about.
 
-CMYK, palettes, transparency, more than 8 bits a channel, TIFF, GIF, WebP and the like become uint8
-RGB by the rules below: when they are packed, or in the readers where a pack was made with
---keep-bytes. All go through Pillow, which knows the most kinds; OpenCV helps where Pillow itself
-would drop low bits.
+CMYK, palettes, transparency, more than 8 bits a channel, TIFF, GIF, WebP and the like become RGB by
+the rules below: when they are packed, or in the readers where a pack was made with --keep-bytes.
+All go through Pillow, which knows the most kinds; OpenCV helps where Pillow itself would drop low
+bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import PIL.Image
 import PIL.ImageChops
 
-from .decode import Pixels, UndecodableError, upright
+from .decode import Pixels, UndecodableError, as_dtype, upright
 
 # No other plugin is let loose on a file: some start programs, many were never tested on damage.
 _PLUGINS = ("JPEG", "PNG", "TIFF", "BMP", "GIF", "WEBP", "AVIF", "PPM")
@@ -29,8 +29,9 @@ _MIN_IS_WHITE = 0
 
 class Rule(NamedTuple):
     """What has to be decided by somebody: the colour behind transparent pixels (RGB), which frame
-    to take, counted from 0, how more than 8 bits become 8 ("shift" drops the low bits, "scale"
-    maps the largest value to 255 and rounds), and "srgb" to follow ICC profiles."""
+    to take, counted from 0, what becomes of more than 8 bits ("shift" drops the low bits, "scale"
+    maps the largest value to 255 and rounds, both to 8; "keep" maps it to 65535 and rounds, to
+    16), and "srgb" to follow ICC profiles, at 8 bits."""
 
     background: tuple[int, int, int] = (255, 255, 255)
     frame: int = 0
@@ -46,7 +47,8 @@ def _ignore(warning: str) -> None:
 
 
 def canonical(data: bytes | memoryview, rule: Rule, warn: Warn = _ignore) -> Pixels:
-    """Decode an image of any known kind to RGB, uint8, (height, width, 3).
+    """Decode an image of any known kind to RGB, (height, width, 3): uint8, or uint16 where it has
+    more than 8 bits and the rule is to keep them.
 
     A JPEG or a PNG comes as it is stored: its orientation is the index's, as for plain ones. All
     others come upright. `warn` is told what was doubtful. Raises UndecodableError.
@@ -59,6 +61,9 @@ def canonical(data: bytes | memoryview, rule: Rule, warn: Warn = _ignore) -> Pix
             image.load()
             in_index = image.format in (*_JPEG, "PNG")
             orientation = 1 if in_index else _orientation(image, warn)
+            if maximum > 255 and rule.depth == "keep":
+                values = widen(_deep_values(image, data, maximum), maximum)
+                return upright(_deep_rgb(values, rule.background), orientation)
             if maximum > 255:
                 shown = _eight_bits(image, data, maximum, rule, warn)
             else:
@@ -130,44 +135,72 @@ def _eight_bits(
         raise UndecodableError("it has more than 8 bits a channel, and no rule says what to do")
     if image.format == "AVIF":
         return image  # its decoder has rounded them, as "scale" does
-    values = _deep_values(image, data, maximum, rule.frame)
-    if values.max() <= maximum >> 4:
+    values = _deep_values(image, data, maximum)
+    if (values if values.ndim == 2 else values[..., :3]).max() <= maximum >> 4:
         warn("more than 8 bits a channel, but only low values: nearly black")
-    shown = squeeze(values, maximum, rule.depth)
-    key = image.info.get("transparency")
-    if key is None:
-        return PIL.Image.fromarray(shown)
-    colours = values[..., None] if values.ndim == 2 else values[..., :3]
-    alpha = np.where((colours == np.array(key)).all(-1), 0, 255).astype(np.uint8)
-    rgb = np.broadcast_to(shown.reshape(*alpha.shape, -1)[..., :3], (*alpha.shape, 3))
-    return PIL.Image.fromarray(np.dstack([rgb, alpha]))
+    return PIL.Image.fromarray(squeeze(values, maximum, rule.depth))
 
 
-def squeeze(values: npt.NDArray[Any], maximum: int, depth: str) -> Pixels:
+def squeeze(values: npt.NDArray[np.uint16], maximum: int, depth: str) -> npt.NDArray[np.uint8]:
     """Values of 0 to `maximum` as uint8: by "shift" or by "scale", see Rule."""
     if depth == "shift":
         return (values >> (maximum.bit_length() - 8)).astype(np.uint8)
     return ((values.astype(np.uint32) * 255 + maximum // 2) // maximum).astype(np.uint8)
 
 
+def widen(values: npt.NDArray[Any], maximum: int) -> npt.NDArray[np.uint16]:
+    """Values of 0 to `maximum` as uint16 of 0 to 65535, rounded."""
+    if maximum == 65535:
+        return values.astype(np.uint16, copy=False)
+    return ((values.astype(np.uint32) * 65535 + maximum // 2) // maximum).astype(np.uint16)
+
+
+def _deep_rgb(
+    values: npt.NDArray[np.uint16], background: tuple[int, int, int]
+) -> npt.NDArray[np.uint16]:
+    """Grey, RGB or RGBA of 0 to 65535 as RGB, what is transparent on the background."""
+    if values.ndim == 2:
+        return np.repeat(values[..., None], 3, axis=2)
+    if values.shape[2] == 3:
+        return np.ascontiguousarray(values)
+    # At most 65535 * 65535 + 32767, which uint32 just holds.
+    colours, alpha = values[..., :3].astype(np.uint32), values[..., 3:].astype(np.uint32)
+    behind = as_dtype(np.array(background, np.uint8), np.uint16).astype(np.uint32)
+    mixed = (colours * alpha + behind * (65535 - alpha) + 32767) // 65535
+    return mixed.astype(np.uint16)
+
+
 def _deep_values(
-    image: PIL.Image.Image, data: bytes | memoryview, maximum: int, frame: int
-) -> npt.NDArray[Any]:
-    """uint16 values, upright where the file is a TIFF: (height, width), or with RGB or RGBA."""
+    image: PIL.Image.Image, data: bytes | memoryview, maximum: int
+) -> npt.NDArray[np.uint16]:
+    """Values of 0 to `maximum`, upright where the file is a TIFF: (height, width), or with RGB or
+    RGBA."""
+    values: npt.NDArray[np.uint16] = _stored_values(image, data, maximum)
+    key = image.info.get("transparency")
+    if key is None:
+        return values
+    colours = values[..., None] if values.ndim == 2 else values[..., :3]
+    alpha = np.where((colours == np.array(key)).all(-1), 0, maximum).astype(np.uint16)
+    return np.dstack([np.broadcast_to(colours, (*alpha.shape, 3)), alpha])
+
+
+def _stored_values(image: PIL.Image.Image, data: bytes | memoryview, maximum: int) -> Any:
     if image.format == "TIFF" and image.mode.startswith("I;16"):  # 9 to 16 bits, in any packing
         grey = np.asarray(image).astype(np.uint16)
         is_white = _tag(image, _PHOTOMETRIC_TAG) == _MIN_IS_WHITE
-        return maximum - grey if is_white else grey
+        return (maximum - grey).astype(np.uint16) if is_white else grey
     if image.mode in ("F", "I") and image.format == "TIFF":
         raise UndecodableError("pixels of 32 bits a channel are not supported")
     buffer, flags = np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED
-    if image.format == "TIFF":
+    frame = image.tell()
+    if frame or image.format == "TIFF":
         pages = cv2.imdecodemulti(buffer, flags, range=(frame, frame + 1))[1]
         values = pages[0] if pages else None
     else:
         values = cv2.imdecode(buffer, flags)
     if values is None or values.dtype != np.uint16:
         raise UndecodableError("OpenCV cannot decode its 16-bit values")
+    values = np.minimum(values, np.uint16(maximum))  # a damaged PNM may have larger ones
     return values if values.ndim == 2 else values[..., [2, 1, 0, 3][: values.shape[2]]]
 
 

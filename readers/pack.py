@@ -19,15 +19,17 @@ from .index import Column, Keys, map_columns
 from .manifest import Manifest, Shard
 
 if TYPE_CHECKING:
+    from .decode import Pixels
     from .odd import Rule
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One decoded sample: `image` is uint8 RGB (height, width, 3), upright; `label` is an index
-    into the pack's classes, -1 = unlabelled; `key` is its path in the source."""
+    """One decoded sample: `image` is RGB (height, width, 3), upright, uint8, or uint16 from a pack
+    that keeps more than 8 bits; `label` is an index into the pack's classes, -1 = unlabelled;
+    `key` is its path in the source."""
 
-    image: npt.NDArray[np.uint8] = field(repr=False)
+    image: Pixels = field(repr=False)
     label: int
     key: str
 
@@ -98,9 +100,15 @@ class Pack:
         """The stored bytes of one field of sample `i`. Raises IndexError, DamagedSample."""
         return bytes(self._view(self._row(i), field))
 
-    def image(self, i: SupportsIndex) -> npt.NDArray[np.uint8]:
-        """The pixels of sample `i`: uint8 RGB (height, width, 3), upright."""
+    def image(self, i: SupportsIndex) -> Pixels:
+        """The pixels of sample `i`: RGB (height, width, 3), upright, of `pixel_dtype`."""
         return self._decode(self._row(i))
+
+    @property
+    def pixel_dtype(self) -> np.dtype[Any]:
+        """The dtype of every image: uint8; uint16, of 0 to 65535, where the pack was made with
+        --depth keep; or whatever a pack of arrays holds."""
+        return np.dtype(self.manifest.fields["image"].dtype or np.uint8)
 
     @property
     def classes(self) -> list[str]:
@@ -206,7 +214,7 @@ class Pack:
             raise DspackError(f"no field {field!r}; it has {known}", path=self.path)
         return self.value(self.stored(np.array([row]), field)[0], field)
 
-    def _decode(self, row: int) -> npt.NDArray[np.uint8]:
+    def _decode(self, row: int) -> Pixels:
         stored = self.manifest.fields["image"]
         if stored.kind == "array":
             data = self._view(row, "image")
@@ -214,13 +222,14 @@ class Pack:
                 array = np.frombuffer(data, stored.dtype).reshape(stored.shape or ())
             except ValueError as error:
                 raise self.damaged(row, f"the image is not an array as stated: {error}") from None
-            pixels: npt.NDArray[np.uint8] = array.copy()
+            pixels: Pixels = array.copy()
             return pixels
         from .decode import UndecodableError, decode  # costs an import of cv2
 
         try:
             orientation = int(self.index["orientation"][row])
-            return decode(self._view(row, "image"), orientation, self.odd_rule(row))
+            rule = self.odd_rule(row)
+            return decode(self._view(row, "image"), orientation, rule, self.pixel_dtype)
         except UndecodableError as error:
             raise self.damaged(row, f"the image cannot be decoded: {error}") from None
 

@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .augment import center_crops, flips, random_resized_crops
-from .decode import FLIPPED_AXES, UndecodableError, decode_region
+from .decode import FLIPPED_AXES, Pixels, UndecodableError, decode_region
 from .errors import DspackError
 from .order import Picked
 from .pack import Pack, Stored
 
 Array = npt.NDArray[Any]
-Pixels = npt.NDArray[np.uint8]
 Transform = Callable[[Pixels, np.random.Generator], Array]
 Layout = Literal["NHWC", "NCHW"]
 Interpolation = Literal["linear", "area"]
@@ -72,6 +71,7 @@ class Renderer:
         self.fields = _known(pack, fields)
         self._disk = _Disk()
         self._array = _array_type(pack, transform)
+        self._pixel_dtype = pack.pixel_dtype
         self._seed, self._size, self._train = seed, size, train
         self._scale, self._ratio, self._flip = scale, ratio, flip
         self._resize = resize or round(size * 256 / 224)
@@ -80,16 +80,18 @@ class Renderer:
         least = size if train else 2 * size
         self._least = None if exact or transform else (least, least)
         self.transform = transform
-        self.dtype = np.dtype(dtype or (np.float32 if normalize else np.uint8))
+        self.dtype = np.dtype(dtype or (np.float32 if normalize else self._pixel_dtype))
         if normalize and self.dtype.kind != "f":
             raise ValueError(f"normalize makes floats, which {self.dtype} cannot hold")
+        if not (normalize or transform or np.can_cast(self._pixel_dtype, self.dtype)):
+            raise ValueError(f"{self.dtype} cannot hold the pack's {self._pixel_dtype} pixels")
         if transform and (dtype or normalize or layout != "NHWC"):
             raise ValueError("dtype, layout and normalize are up to the transform")
         if layout not in ("NHWC", "NCHW") or interpolation not in _FILTERS:
             raise ValueError(f"{layout=}, {interpolation=}")
         self._filter = _FILTERS[interpolation]
         self.layout, self._normalize = layout, _normalization(normalize)
-        self._in_place = layout == "NHWC" and self.dtype == np.uint8
+        self._in_place = layout == "NHWC" and self.dtype == self._pixel_dtype
         self.shape = (size, size, 3) if layout == "NHWC" else (3, size, size)
         self.copies = self._in_place and self._array is not None and self._shows_arrays_whole()
         one = np.ones(1, np.int64)
@@ -184,7 +186,8 @@ class Renderer:
 
     def render(self, task: Task, out: Array) -> None:
         """Make a sample's image in `out`, an array of this renderer's shape and dtype."""
-        target = out if self._in_place else np.empty((self._size, self._size, 3), np.uint8)
+        shape = (self._size, self._size, 3)
+        target = out if self._in_place else np.empty(shape, self._pixel_dtype)
         if self._train:
             self._resize_crop(self._region(task), task.mirrored, target)
         else:
@@ -200,8 +203,6 @@ class Renderer:
             cv2.flip(target, 1, dst=target)
 
     def _resize_antialiased(self, pixels: Pixels, task: Task, target: Pixels) -> None:
-        from PIL import Image
-
         left, top, width, height = task.window
         if width == height == self._size and left.is_integer() and top.is_integer():
             x, y = int(left), int(top)
@@ -211,9 +212,12 @@ class Renderer:
         right = min((left + width) / shrink, pixels.shape[1])  # rounding may lead a hair too far
         bottom = min((top + height) / shrink, pixels.shape[0])
         box = (left / shrink, top / shrink, right, bottom)
-        image = Image.fromarray(pixels)
-        resized = image.resize(target.shape[1::-1], Image.Resampling.BILINEAR, box)
-        target[...] = np.asarray(resized)
+        if pixels.dtype == np.uint8:
+            target[...] = _pillow_resized(pixels, self._size, box)
+            return
+        for channel in range(3):  # Pillow has no RGB of more bits; its floats hold all of them
+            plane = pixels[..., channel].astype(np.float32)
+            target[..., channel] = np.rint(_pillow_resized(plane, self._size, box))
 
     def _convert(self, pixels: Pixels, out: Array) -> None:
         source: Array = pixels
@@ -238,11 +242,19 @@ class Renderer:
                 segments=self._pack.segments(task.stored.row),
                 reduce_to=self._least,
                 rule=self._pack.odd_rule(task.stored.row),
+                dtype=self._pixel_dtype,
             )
         except UndecodableError as error:
             raise self._pack.damaged(
                 task.stored.row, f"the image cannot be decoded: {error}"
             ) from None
+
+
+def _pillow_resized(pixels: Array, size: int, box: tuple[float, float, float, float]) -> Array:
+    from PIL import Image
+
+    image = Image.fromarray(pixels)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box))
 
 
 class _Disk:
@@ -290,7 +302,8 @@ def _array_type(
     if stored.kind != "array":
         return None
     dtype, shape = np.dtype(stored.dtype), stored.shape or ()
-    if transform is None and (dtype != np.uint8 or len(shape) != 3 or shape[2] != 3):
+    known = dtype in (np.uint8, np.uint16) and len(shape) == 3 and shape[2] == 3
+    if transform is None and not known:
         raise ValueError(f"{pack.path} holds arrays {shape} of {dtype}: pass a transform for them")
     return dtype, shape
 

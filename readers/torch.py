@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import MissingDependency
+from .errors import DspackError, MissingDependency
 from .loader import Batch, BatchLoader
 from .pack import Pack
 
@@ -42,9 +42,18 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         arrays: bool = False,
         check: bool = True,
     ) -> None:
-        """`arrays=True` hands uint8 RGB arrays (height, width, 3) to `transform` instead of PIL
-        images. `check` as in readers.open. Raises NotAPack, DamagedPack."""
+        """`arrays=True` hands RGB arrays (height, width, 3) to `transform` instead of PIL images:
+        uint8, or uint16 from a pack that keeps more than 8 bits, which PIL cannot hold. `check` as
+        in readers.open. Raises NotAPack, DamagedPack, DspackError where PIL images cannot be."""
         self.pack = Pack(path, split, check=check)
+        stored = self.pack.manifest.fields["image"]
+        is_rgb = stored.kind == "encoded" or (stored.shape or ())[2:] == (3,)
+        if not arrays and is_rgb and self.pack.pixel_dtype == np.uint16:
+            raise DspackError(
+                f"its pixels are {self.pack.pixel_dtype}, and PIL has no RGB images of those",
+                path=self.pack.path,
+                advice="ask for arrays: ImageDataset(…, arrays=True)",
+            )
         self.transform = transform
         self.target_transform = target_transform
         self.arrays = arrays
@@ -101,9 +110,10 @@ class Loader:
     """Batches of tensors from a pack: `(images, labels)`, or `(images, labels, batch)` with
     `fields` or `with_batch`, where `batch` is a readers.loader.Batch.
 
-    images: (n, 3, size, size) uint8, channels-last in memory, without a copy; with `transform`,
-    what it returned, stacked. labels: (n,) int64. Images are in pinned memory when CUDA is there.
-    A batch stays valid until the last tensor on it is dropped.
+    images: (n, 3, size, size) uint8, or uint16 from a pack that keeps more than 8 bits (torch can
+    do little with those but `.float()`), channels-last in memory, without a copy; with
+    `transform`, what it returned, stacked. labels: (n,) int64. Images are in pinned memory when
+    CUDA is there. A batch stays valid until the last tensor on it is dropped.
     """
 
     def __init__(
@@ -136,6 +146,7 @@ class Loader:
             **options,
         )
         self._with_batch = with_batch or bool(self.batches.renderer.fields)
+        _require_torch_type(self.batches)
 
     def __len__(self) -> int:
         """Batches in an epoch, the same in every epoch and on every rank."""
@@ -172,6 +183,16 @@ class Loader:
         return self.batches.skipped
 
 
+def _require_torch_type(batches: BatchLoader) -> None:
+    renderer = batches.renderer
+    if renderer.transform is None and not hasattr(torch, renderer.dtype.name):
+        raise MissingDependency(
+            f"this PyTorch ({torch.__version__}) has no tensors of {renderer.dtype}",
+            path=batches.pack.path,
+            advice="install PyTorch 2.3 or newer, or pass dtype=np.float32",
+        )
+
+
 def _rank_and_world_size() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -201,7 +222,8 @@ class CUDAPrefetcher:
         for images, labels in CUDAPrefetcher(loader, "cuda", mean=…, std=…): …
 
     images: (n, 3, size, size) `dtype`, channels-last, (pixels - mean) / std where given, mean and
-    std in 0..255 a channel. labels: (n,) int64. On a CPU it does the same without streams.
+    std a channel, in the pixels' own units: 0..255, or 0..65535 where they are uint16. labels: (n,)
+    int64. On a CPU it does the same without streams.
     """
 
     def __init__(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click import Command
-from images import class_folder
+from images import class_folder, jpeg, photo, write
+from odd_kinds import KINDS
 
+import readers
 from packer.cli import main
 from packer.convert import convert
 from packer.options import Options
+from packer.pixels import PixelOptions
 from readers import formats
 
 ROOT = Path(__file__).parent.parent
@@ -25,6 +30,23 @@ def packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in formats.names():
         convert(Path("imgs"), Path(f"imgs.{name}"), Options(name), threads=2)
+
+
+def test_the_pixels_of_format_md_are_the_readers_at_16_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "imgs" / "0.png", KINDS["16-bit RGB"][0])
+    write(tmp_path / "imgs" / "1.jpg", jpeg(photo(), orientation=6))
+    monkeypatch.chdir(tmp_path)
+    options = Options("lmdb", pixels=PixelOptions(depth="keep"))
+    convert(Path("imgs"), Path("imgs.lmdb"), options, threads=2)
+    pack = readers.open("imgs.lmdb")
+    (block,) = (block for block in python_blocks("FORMAT.md") if "is_deep" in block)
+    manifest = json.loads(Path("imgs.lmdb/manifest.json").read_text())
+    for i in range(2):
+        names = {"manifest": manifest, "first": pack.read(i), "np": np}
+        exec(block.replace("[0]", f"[{i}]"), names)
+        assert np.array_equal(names["pixels"], pack.image(i))
 
 
 def python_blocks(document: str) -> list[str]:
