@@ -133,6 +133,14 @@ threads_option = click.option(
     show_default="the processors",
     help="Threads that check images. Reading adds its own where a mount is slow.",
 )
+io_threads_option = click.option(
+    "--io-threads",
+    metavar="N",
+    type=click.IntRange(1, 1024),
+    help="Threads that read SRC; each checks what it has read. Default: found while running, few "
+    "on a warm cache, up to 64 where reads take long. Say how many where that goes wrong: 1 for a "
+    "spinning disk whose heads should not jump, or --io-threads 128 for a network far away.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -162,6 +170,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
     "means fewer files.",
 )
 @threads_option
+@io_threads_option
 @click.option(
     "--check",
     type=click.Choice(["decode", "header"]),
@@ -234,6 +243,7 @@ def convert(
     out: Path | None,
     shard_size: int,
     threads: int,
+    io_threads: int | None,
     check: str,
     layout: str,
     classes_from: Path | None,
@@ -311,7 +321,15 @@ def convert(
     collect_less()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what it says is in the rejects
     if dry_run:
-        planned = estimate(source, out, options, threads=threads, overwrite=overwrite, force=force)
+        planned = estimate(
+            source,
+            out,
+            options,
+            threads=threads,
+            io_threads=io_threads,
+            overwrite=overwrite,
+            force=force,
+        )
         _print_json(asdict(planned)) if as_json else _print_estimate(asdict(planned))
         return
     with ProgressBar("convert", quiet=as_json) as progress:
@@ -320,6 +338,7 @@ def convert(
             out,
             options,
             threads=threads,
+            io_threads=io_threads,
             overwrite=overwrite,
             force=force,
             strict=strict,

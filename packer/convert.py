@@ -70,6 +70,7 @@ def convert(
     options: Options,
     *,
     threads: int,
+    io_threads: int | None = None,
     overwrite: bool = False,
     force: bool = False,
     strict: bool = False,
@@ -78,7 +79,8 @@ def convert(
     """Pack `source_path` into the new pack `out`.
 
     A run that was interrupted goes on from its last finished shard when the same call is made
-    again, and ends with the same content. `strict` publishes nothing if a file was rejected.
+    again, and ends with the same content. `io_threads`: see prepare_all. `strict` publishes nothing
+    if a file was rejected.
     Raises SourceError, DestinationError, RejectsError.
     """
     started = time.monotonic()
@@ -91,7 +93,7 @@ def convert(
         done = _drop_changed(staging, staging.finished(), source, plan, threads)
         staging.keep(done)
         num_resumed = sum(len(shard.rows) for shard in done)
-        done += _pack_rest(staging, done, source, plan, options, threads, progress)
+        done += _pack_rest(staging, done, source, plan, options, threads, io_threads, progress)
         rejected = _rejected(listing, plan, done)
         _refuse(staging, _unwanted(rejected), done, source, strict)
         manifest, index = finish(staging, done, source, listing, plan, options, rejected)
@@ -174,6 +176,7 @@ def _pack_rest(
     plan: layout.Plan,
     options: Options,
     threads: int,
+    io_threads: int | None,
     progress: Progress,
 ) -> list[Done]:
     """Pack the plan's entries behind the finished shards; returns the new shards."""
@@ -185,7 +188,13 @@ def _pack_rest(
     try:
         entries, decode = range(start, len(plan)), options.check == "decode"
         batches = prepare_all(
-            source, plan.keys, entries, threads, decode=decode, pixels=options.pixels
+            source,
+            plan.keys,
+            entries,
+            threads,
+            decode=decode,
+            pixels=options.pixels,
+            io_threads=io_threads,
         )
         if options.drop_duplicates:
             batches = duplicates.FirstOfEach(plan, done).of(batches)

@@ -37,7 +37,14 @@ class Estimate:
 
 
 def estimate(
-    source_path: Path, out: Path, options: Options, *, threads: int, overwrite: bool, force: bool
+    source_path: Path,
+    out: Path,
+    options: Options,
+    *,
+    threads: int,
+    io_threads: int | None,
+    overwrite: bool,
+    force: bool,
 ) -> Estimate:
     """List the source, add up its sizes, and time the reading of some of its files.
 
@@ -60,6 +67,7 @@ def estimate(
         threads,
         decode=options.check == "decode",
         pixels=options.pixels,
+        io_threads=io_threads,
     ):
         prepared += batch
     seconds = (time.perf_counter() - started) / len(paths) * len(plan)

@@ -114,11 +114,17 @@ def prepare_all(
     *,
     decode: bool,
     pixels: PixelOptions = _AS_THEY_ARE,
+    io_threads: int | None = None,
 ) -> Iterator[list[Prepared]]:
-    """Prepare `entries` of `paths`, batch by batch and in order, several batches at once."""
+    """Prepare `entries` of `paths`, batch by batch and in order, several batches at once.
+
+    `io_threads` is how many threads read, and look at what they have read. By default it is found
+    while they do: `threads`, or more where reading takes long.
+    """
     cv2.setNumThreads(0)  # one picture is too small to share
     # Decoding runs beside Python, so threads help; looking at headers is Python, and they do not.
-    readers = _Readers(threads if decode or pixels != _AS_THEY_ARE else 1)
+    start_with = threads if decode or pixels != _AS_THEY_ARE else 1
+    readers = _Readers(io_threads or start_with, may_grow=io_threads is None)
     pending: deque[Future[list[Prepared]]] = deque()
     batch_files = _BATCH_FILES_START
     start = entries.start
@@ -127,7 +133,8 @@ def prepare_all(
         with readers.permits:
             return [prepare(source, paths[entry], entry, decode, pixels) for entry in batch]
 
-    with ThreadPoolExecutor(_READERS_MAX + 1, thread_name_prefix="prepare") as pool:
+    num_threads = max(_READERS_MAX, readers.number) + 1
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="prepare") as pool:
         try:
             while pending or start < entries.stop:
                 # One batch more than there are readers: none of them waits for the writer.
@@ -154,8 +161,9 @@ class _Readers:
     _WAIT_SHARE = 0.5  # of the writer's time: below that the writer is the limit
     _BUSY_SHARE = 0.5  # of the processors: above that they are
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, may_grow: bool) -> None:
         self.number = number
+        self._may_grow = may_grow
         self.permits = threading.Semaphore(number)
         self._processors = min(number, os.cpu_count() or 1)
         self._begin_window()
@@ -168,6 +176,8 @@ class _Readers:
         """Wait for a batch, and learn from the wait."""
         before = time.perf_counter()
         result = future.result()
+        if not self._may_grow:
+            return result
         now = time.perf_counter()
         self._waited += now - before
         elapsed = now - self._started
