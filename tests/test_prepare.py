@@ -57,8 +57,11 @@ def test_reads_that_take_long_get_more_threads() -> None:
     assert most_at_once(400, 0.01) > 8
 
 
-def test_reads_from_memory_get_one_thread() -> None:
-    assert most_at_once(400, 0) == 1
+def test_headers_are_looked_at_by_one_thread_until_reads_are_known_to_take_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prepare._Readers, "_WINDOW_SECONDS", float("inf"))
+    assert most_at_once(100, 0.001) == 1
 
 
 @pytest.mark.parametrize("number", [1, 3])
