@@ -151,7 +151,7 @@ class Renderer:
         """Whether the arrays that the pack stores are the result already, but for mirroring."""
         assert self._array is not None
         whole = self._train and self._scale is None and self.transform is None
-        return whole and self._array == (np.dtype(np.uint8), (self._size, self._size, 3))
+        return whole and self._array[1] == (self._size, self._size, 3)
 
     # Samples; all raise DamagedSample.
 
@@ -161,12 +161,12 @@ class Renderer:
         One call copies them all, and one mirrors each run of neighbours: a thread that asks for
         Python's lock after every picture would wait for it longer than it copies.
         """
-        row_bytes = 3 * self._size
+        row = 3 * self._size
         views = [
-            np.frombuffer(self._pack.value(task.stored), np.uint8).reshape(-1, row_bytes)
+            np.frombuffer(self._pack.value(task.stored), self.dtype).reshape(-1, row)
             for task in tasks
         ]
-        cv2.vconcat(views, dst=out.reshape(-1, row_bytes))
+        cv2.vconcat(views, dst=out.reshape(-1, row))
         mirrored = np.array([task.mirrored for task in tasks])
         bounds = np.flatnonzero(np.diff(mirrored, prepend=False, append=False)).tolist()
         for start, stop in zip(bounds[::2], bounds[1::2], strict=True):

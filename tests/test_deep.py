@@ -277,6 +277,11 @@ def test_raw_deep_packs_in_every_format(source: Path, tmp_path: Path, format_nam
         assert np.array_equal(raw.image(i), encoded.image(i))
     (batch, *_) = BatchLoader(raw.path, 4, size=40, train=False, resize=40)
     assert np.array_equal(batch.images[1], raw.image(1))
+    loader = BatchLoader(raw.path, 4, size=40, scale=None)
+    assert loader.renderer.copies
+    encoded_loader = BatchLoader(encoded.path, 4, size=40, scale=None)
+    for batch, other in zip(loader, encoded_loader, strict=True):
+        assert np.array_equal(batch.images, other.images)
 
 
 def test_a_pack_of_8_bits_is_what_it_was(tmp_path: Path) -> None:
