@@ -185,6 +185,7 @@ _SOI, _EOI, _SOS, _FILL = 0xD8, 0xD9, 0xDA, 0xFF
 _TELLING = _SOF | {_APP0, _APP1, _APP2, _APP14, _SOS, _EOI, _FILL}
 # Not the start of a segment: stuffing, TEM, RST0-7, SOI.
 _STRAY = frozenset({0x00, 0x01, *range(0xD0, _SOI + 1)})
+_SILENT = frozenset(range(256)) - _TELLING - _STRAY  # tables, comments: nothing to know from them
 _SEGMENT = Struct(">BBH")  # 0xFF, the marker's code, the segment's length from here on
 
 
@@ -203,6 +204,9 @@ def _inspect_jpeg(data: bytes) -> Image:
             prefix, marker, length = _SEGMENT.unpack_from(data, at)
         except StructError:
             raise Reject("image data missing", "the file ends in its header") from None
+        if prefix == 0xFF and marker in _SILENT:
+            at += 2 + length
+            continue
         segment = at + 4
         if prefix != 0xFF or marker in _STRAY:
             start, at = at, data.find(b"\xff", at + 1)
@@ -211,8 +215,6 @@ def _inspect_jpeg(data: bytes) -> Image:
                 raise Reject("image data missing", "the file ends in its header")
             continue
         at += 2 + length
-        if marker not in _TELLING:
-            continue
         if marker in _SOF:
             if frame is not None:
                 raise Reject("unsupported JPEG process", "more than one frame")
