@@ -135,10 +135,17 @@ def prepare_all(
         with readers.permits:
             return [prepare(source, paths[entry], entry, decode, pixels) for entry in batch]
 
-    if looks_only and io_threads is None:
-        for batch_done in _alone(entries, work):
-            start = batch_done[-1].entry + 1
-            yield batch_done
+    # Where files are small and nothing is waited for, all is Python, and threads that take turns
+    # are a quarter slower than one that does not stop.
+    alone = looks_only and io_threads is None
+    while alone and start < entries.stop:
+        batch = range(start, min(start + batch_files, entries.stop))
+        batch_done, busy = _timed(work, batch)
+        start, batch_files = batch.stop, _files_like(batch_done)
+        yield batch_done
+        if busy < _BUSY_SHARE:
+            readers.grow(busy)
+        alone = busy >= _BUSY_SHARE and _mean_bytes(batch_done) <= _SMALL_BYTES
 
     num_threads = max(_READERS_MAX, readers.number) + 1
     with ThreadPoolExecutor(num_threads, thread_name_prefix="prepare") as pool:
@@ -150,7 +157,7 @@ def prepare_all(
                     pending.append(pool.submit(work, batch))
                     start = batch.stop
                 batch_done = readers.wait_for(pending.popleft())
-                batch_files = min(max(_BATCH_BYTES // _mean_bytes(batch_done), 1), _BATCH_FILES_MAX)
+                batch_files = _files_like(batch_done)
                 yield batch_done
         finally:
             for future in pending:
@@ -161,18 +168,16 @@ def _mean_bytes(batch: list[Prepared]) -> int:
     return max(sum(max(prepared.source_bytes, 0) for prepared in batch) // len(batch), 1)
 
 
-def _alone(entries: range, work: Callable[[range], list[Prepared]]) -> Iterator[list[Prepared]]:
-    """Batches without a thread, as long as files are small and the disk is not waited for: all is
-    Python then, and threads that take turns are a quarter slower than one that does not stop."""
-    batch = entries[:_BATCH_FILES_START]
-    while batch:
-        wall, busy = time.perf_counter(), time.thread_time()
-        batch_done = work(batch)
-        wall, busy = time.perf_counter() - wall, time.thread_time() - busy
-        yield batch_done
-        if busy < _BUSY_SHARE * wall or _mean_bytes(batch_done) > _SMALL_BYTES:
-            return
-        batch = range(batch.stop, min(batch.stop + _BATCH_FILES_MAX, entries.stop))
+def _files_like(batch: list[Prepared]) -> int:
+    """How many files of these sizes make a batch."""
+    return min(max(_BATCH_BYTES // _mean_bytes(batch), 1), _BATCH_FILES_MAX)
+
+
+def _timed(work: Callable[[range], list[Prepared]], batch: range) -> tuple[list[Prepared], float]:
+    """Do a batch in this thread; also tells for which share of the time it was busy."""
+    wall, busy = time.perf_counter(), time.thread_time()
+    batch_done = work(batch)
+    return batch_done, (time.thread_time() - busy) / (time.perf_counter() - wall)
 
 
 class _Readers:
@@ -206,12 +211,13 @@ class _Readers:
         if elapsed >= self._WINDOW_SECONDS:
             busy = (time.process_time() - self._cpu) / elapsed / self._processors
             if busy < _BUSY_SHARE and self._waited > self._WAIT_SHARE * elapsed:
-                self._grow(busy)
+                self.grow(busy)
             self._begin_window()
         return result
 
-    def _grow(self, busy: float) -> None:
-        # Little's law: readers that keep the processors busy for this share must be as many more.
+    def grow(self, busy: float) -> None:
+        """Take more readers, after these kept the processors busy for this share of the time: by
+        Little's law as many more."""
         wanted = min(round(self.number / max(busy, 1 / _READERS_MAX)), _READERS_MAX)
         if wanted > self.number:
             self.permits.release(wanted - self.number)
