@@ -5,11 +5,14 @@
 PHOTOS is a folder of JPEGs; they are replicated to 20,000 files in the work folder, which should
 lie on a disk, not in memory. Every round runs the peer and dspack one after another, as whole
 processes, both synced to disk; the table has the median ratio and its range. `cold` needs root.
+`resize` also runs the writers of FFCV and LitData where they can be imported.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import importlib.util
 import os
 import shutil
 import statistics
@@ -19,14 +22,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
+import numpy.typing as npt
+import PIL.Image
 import xxhash
 
 from readers import formats
 
-NUM_PHOTOS, NUM_TINY = 20_000, 50_000
+NUM_PHOTOS, NUM_TINY, NUM_ARCHIVED = 20_000, 50_000, 5_000
 MILLION = 1_000_000
 
 
@@ -35,7 +41,9 @@ def main() -> None:
     parser.add_argument("photos", type=Path)
     parser.add_argument("--work", type=Path, default=Path("benchmark-data"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="header,cold,tiny,decode,verify,memory,open")
+    parser.add_argument(
+        "--only", default="header,cold,tiny,decode,verify,memory,open,archive,resize"
+    )
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     work, rounds = arguments.work, arguments.rounds
@@ -48,6 +56,8 @@ def main() -> None:
         "verify": lambda: verify_against_xxhash(photos, work, rounds),
         "memory": lambda: memory(tiny(work / "tiny"), photos, work),
         "open": lambda: open_a_million(work, rounds),
+        "archive": lambda: archive_against_cat(arguments.photos, work, rounds),
+        "resize": lambda: resize_against_cv2(arguments.photos, work, rounds),
     }
     for name in arguments.only.split(","):
         parts[name]()
@@ -106,18 +116,102 @@ def against_tar(folder: Path, work: Path, rounds: int, *, cold: bool, limit: flo
 def decode_against_limit(folder: Path, work: Path, rounds: int) -> None:
     """`dspack convert` with its decode check against bare cv2 in two threads on bytes in memory."""
     blobs = [np.fromfile(path, np.uint8) for path in sorted(folder.rglob("*.jpg"))]
-    cv2.setNumThreads(0)
     ratios = []
     for _ in range(rounds):
-        started = time.perf_counter()
-        with ThreadPoolExecutor(2) as pool:
-            for _ in pool.map(lambda blob: cv2.imdecode(blob, cv2.IMREAD_COLOR) is None, blobs):
-                pass
-        bare = time.perf_counter() - started
+        limit = bare(lambda blob: cv2.imdecode(blob, cv2.IMREAD_COLOR), blobs)
         out = work / "out.memmap"
         command = [*convert(folder, out, "memmap", "decode"), "--threads", "2"]
-        ratios.append(bare / timed(command, out, False))
+        ratios.append(limit / timed(command, out, False))
     report("convert --check decode: speed / two threads of bare cv2.imdecode", ratios, at_least=0.9)
+
+
+def archive_against_cat(source: Path, work: Path, rounds: int) -> None:
+    """A tar, and a tar.gz, of photographs to LMDB against writing the unpacked archive to a file
+    and decoding its pictures in two threads."""
+    folder = replicate(source, work / "photos5000", NUM_ARCHIVED)
+    archive, zipped = work / "photos.tar", work / "photos.tar.gz"
+    if not zipped.exists():
+        subprocess.run(["tar", "cf", str(archive), "-C", str(folder), "."], check=True)
+        subprocess.run(["gzip", "-1", "-k", "-f", str(archive)], check=True)
+    blobs = [np.fromfile(path, np.uint8) for path in sorted(folder.rglob("*.jpg"))]
+    for path, unpack in ((archive, "cat"), (zipped, "gzip -dc")):
+        ratios = []
+        for _ in range(rounds):
+            copy, out = work / "copy.tar", work / "out.lmdb"
+            limit = timed(["sh", "-c", f"{unpack} '{path}' > '{copy}'"], copy, False)
+            limit += bare(lambda blob: cv2.imdecode(blob, cv2.IMREAD_COLOR), blobs)
+            ratios.append(timed(convert(path, out, "lmdb", "decode"), out, False) / limit)
+        name = f"{path.name} to lmdb: time / ({unpack} to a file + bare decoding)"
+        report(name, ratios, at_most=1.1)
+
+
+RESIZE = ["--resize", "256", "--encode", "jpeg", "--quality", "90"]
+
+
+def resize_against_cv2(source: Path, work: Path, rounds: int) -> None:
+    """Packing at 256 pixels as JPEG against two threads of bare cv2, and against other writers."""
+    folder = replicate(source, work / "photos5000", NUM_ARCHIVED)
+    files = sorted(folder.rglob("*.jpg"))
+    blobs = [np.fromfile(path, np.uint8) for path in files]
+    writers = {"ffcv": ffcv_writer, "litdata": litdata_writer}
+    peers = {name: writers[name] for name in writers if importlib.util.find_spec(name)}
+    against: dict[str, list[float]] = {"cv2": [], **{name: [] for name in peers}}
+    for _ in range(rounds):
+        out = work / "out.memmap"
+        command = [*convert(folder, out, "memmap", "decode"), *RESIZE, "--threads", "2"]
+        ours = timed(command, out, False)
+        against["cv2"].append(bare(shrink, blobs) / ours)
+        for name, writer in peers.items():
+            remove(out) if (out := work / f"out.{name}").exists() else None
+            started = time.perf_counter()
+            writer(files, out)
+            against[name].append((time.perf_counter() - started) / ours)
+    for name, ratios in against.items():
+        goal = 0.9 if name == "cv2" else 1.0
+        report(f"convert {' '.join(RESIZE)}: speed / {name}", ratios, at_least=goal)
+
+
+def shrink(blob: npt.NDArray[np.uint8]) -> bytes:
+    """What two threads of bare cv2 do: whole decode, shorter side 256 by area, JPEG at 90."""
+    pixels = cv2.imdecode(blob, cv2.IMREAD_COLOR)
+    height, width = pixels.shape[:2]
+    scale = min(256 / min(height, width), 1)
+    size = round(width * scale), round(height * scale)
+    resized = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+    return cv2.imencode(".jpg", resized, [cv2.IMWRITE_JPEG_QUALITY, 90])[1].tobytes()
+
+
+class Pictures:
+    """The files for FFCV's writer."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return PIL.Image.open(self.files[i]).convert("RGB"), 0
+
+
+def ffcv_writer(files: list[Path], out: Path) -> None:
+    """It bounds the longer side, so that its pictures are the smaller ones."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    field = RGBImageField(write_mode="jpg", max_resolution=256, jpeg_quality=90)
+    writer = DatasetWriter(str(out), {"image": field, "label": IntField()}, num_workers=2)
+    writer.from_indexed_dataset(Pictures(files), shuffle_indices=False)
+
+
+def litdata_writer(files: list[Path], out: Path) -> None:
+    import litdata
+
+    litdata.optimize(litdata_sample, files, str(out), num_workers=2, chunk_bytes="64MB")
+
+
+def litdata_sample(path: Path) -> dict[str, Any]:
+    return {"image": shrink(np.fromfile(path, np.uint8)), "label": 0}
 
 
 def verify_against_xxhash(folder: Path, work: Path, rounds: int) -> None:
@@ -248,6 +342,15 @@ def timed(command: list[str], out: Path, cold: bool) -> float:
     seconds = time.perf_counter() - started
     remove(out)
     return seconds
+
+
+def bare(work: Callable[[Any], object], blobs: list[Any]) -> float:
+    """Seconds that two threads take for bytes in memory."""
+    cv2.setNumThreads(0)
+    started = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        collections.deque(pool.map(work, blobs), 0)
+    return time.perf_counter() - started
 
 
 def warm_up(folder: Path) -> None:
