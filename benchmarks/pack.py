@@ -330,6 +330,8 @@ def convert(folder: Path, out: Path, name: str, check: str) -> list[str]:
 
 def timed(command: list[str], out: Path, cold: bool) -> float:
     """Seconds that the command takes until its output is on disk; removes the output."""
+    if out.exists():  # of a run that was interrupted
+        remove(out)
     os.sync()
     if cold:
         Path("/proc/sys/vm/drop_caches").write_text("3")
