@@ -19,6 +19,7 @@ from .prepare import Prepared
 from .staging import ROW_DTYPE, Done, Rejected, Staging, sync
 
 FIELD = "image"
+_UNRECORDED_MAX = 2  # sealed shards that wait for the disk; an interruption loses their work
 _FLUSH_BYTES = 64 << 20  # send a shard to disk while it fills: the last sync then has little left
 
 
@@ -124,6 +125,8 @@ class ShardSequence:
         if self._writer is not None:
             keys = [self._plan.keys[entry] for entry in entries]
             names = self._writer.seal(self._plan.labels[entries], keys)
+        if len(self._sealed) >= _UNRECORDED_MAX:
+            self._sealed[-_UNRECORDED_MAX].result()
         self._sealed.append(
             self._disk.submit(
                 self._record,
