@@ -267,7 +267,8 @@ def convert(
 
     SRC is a folder: of class folders (SRC/cat/1.jpg), of splits of them (SRC/train/cat/1.jpg), or
     of images. Or it is such a tree in a tar or zip, WebDataset shards ('imgs-{000..099}.tar'), a
-    list (CSV, TSV or JSONL with columns path, label and split), or another pack.
+    list (CSV, TSV or JSONL with columns path, label and split), or another pack, whose images are
+    copied as they are stored unless options about pixels are given.
 
     An interrupted run goes on where it was when the same command is typed again. Damaged files
     are left out, listed in OUT/rejected.jsonl, and make the exit code 3.

@@ -122,4 +122,5 @@ def pixel_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _names() -> list[str]:
-    return [name for name in PixelOptions.__dataclass_fields__ if name != "raw_size"]
+    names = PixelOptions.__dataclass_fields__
+    return [name for name in names if name not in ("raw_size", "copied")]

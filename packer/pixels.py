@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from readers.manifest import Field
 
 if TYPE_CHECKING:
     from readers.odd import Rule
@@ -25,7 +27,8 @@ class PixelOptions:
     resize_mode "pad" makes square; `frame` counts from 0; `depth` and `icc` as in
     readers.odd.Rule. With `resize`, in pixels, images that are larger are stored anew, JPEG as
     JPEG and everything else as PNG; with `encode` all are, as that. `raw_size` (width, height) is
-    what every image must have for encode="raw". Raises ValueError for options that contradict
+    what every image must have for encode="raw"; with `copied`, a pack's field, its values are
+    stored as they are there. Raises ValueError for options that contradict
     each other.
     """
 
@@ -44,6 +47,7 @@ class PixelOptions:
     quality: int = 90
     seekable: bool = False
     raw_size: tuple[int, int] | None = None
+    copied: Field | None = None
 
     def __post_init__(self) -> None:
         if self.keep_bytes and (self.resize or self.encode):
@@ -91,6 +95,8 @@ class PixelOptions:
             changed["kernel"] = "INTER_AREA to shrink, INTER_CUBIC to enlarge"
         if self.resize is not None or self.encode is not None:
             changed |= {"quality": self.quality, "library": f"OpenCV {_opencv_version()}"}
+        if self.copied is not None:
+            changed["copied"] = asdict(self.copied)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in changed.items()}
 
 

@@ -17,11 +17,12 @@ import numpy.typing as npt
 from readers.checksum import checksum
 from readers.errors import SourceError
 
+from . import repack
 from .inspect import Image, Reject, check_pixels, inspect
 from .pixels import PixelOptions
 from .restart import require_jpegtran
-from .sources import Source
-from .transform import is_plain, transform
+from .sources import Source, pack
+from .transform import Stored, is_plain, transform
 
 # Files go to a thread by the batch: the cost of handing one over is shared by many small files.
 _BATCH_BYTES = 1 << 20
@@ -54,27 +55,20 @@ def prepare(
     source: Source, path: str, entry: int, decode: bool, pixels: PixelOptions = _AS_THEY_ARE
 ) -> Prepared:
     """Read one file and look at it, with `decode` at all its pixels. Raises SourceError."""
+    if pixels.copied is not None:
+        return _prepare_copy(source, path, entry, decode)
     try:
-        data, num_bytes, modified_ns = source.read(path)
+        data, num_bytes, modified_ns, kind = source.read(path)
     except Reject as reject:
         return Prepared(entry, -1, -1, b"", reject=reject)
     try:
         image = inspect(data, pixels.max_pixels)
+        if kind is not None:
+            image.kind, image.odd = kind, image.odd and kind
         if image.profile and pixels.icc is None:
-            image.warnings += (f"colour profile {image.profile}, taken as sRGB",)
+            image.warnings += (_taken_as_srgb(image),)
         if not is_plain(image, pixels):
-            stored = transform(data, image, pixels)
-            return Prepared(
-                entry,
-                num_bytes,
-                modified_ns,
-                stored.data,
-                checksum(stored.data),
-                stored.image,
-                change=stored.change,
-                segments=stored.segments,
-                is_odd=stored.is_odd,
-            )
+            return _prepared(entry, num_bytes, modified_ns, transform(data, image, pixels))
         if decode:
             data = check_pixels(data, image)
         elif image.missing_end:
@@ -84,12 +78,45 @@ def prepare(
     return Prepared(entry, num_bytes, modified_ns, data, checksum(data), image)
 
 
+def _prepare_copy(source: Source, path: str, entry: int, decode: bool) -> Prepared:
+    assert isinstance(source, pack.Source)
+    num_bytes, modified_ns = source.stamp(path)
+    try:
+        stored = repack.copy(source, path, decode_image=decode)
+    except Reject as reject:
+        return Prepared(entry, num_bytes, modified_ns, b"", reject=reject)
+    if stored.image.profile:
+        stored.image.warnings += (_taken_as_srgb(stored.image),)
+    return _prepared(entry, num_bytes, modified_ns, stored)
+
+
+def _taken_as_srgb(image: Image) -> str:
+    return f"colour profile {image.profile}, taken as sRGB"
+
+
+def _prepared(entry: int, num_bytes: int, modified_ns: int, stored: Stored) -> Prepared:
+    data, image, change, segments, is_odd = stored
+    return Prepared(
+        entry,
+        num_bytes,
+        modified_ns,
+        data,
+        checksum(data),
+        image,
+        change=change,
+        segments=segments,
+        is_odd=is_odd,
+    )
+
+
 def settle(source: Source, paths: Sequence[str], pixels: PixelOptions) -> PixelOptions:
-    """The options with what has to be known before the work starts.
+    """The options with what has to be known of the source before the work starts.
 
     Raises MissingDependency where a program is missing, SourceError where images that would have
-    to be of one size are not.
+    to be of one size are not, or the options do not go with the images of a pack.
     """
+    if isinstance(source, pack.Source):
+        pixels = repack.settle_for_pack(source.field, source.root, pixels)
     if pixels.seekable:
         require_jpegtran()
     if pixels.encode != "raw" or pixels.resize is not None:
@@ -125,7 +152,7 @@ def prepare_all(
     """
     cv2.setNumThreads(0)  # one picture is too small to share
     # Decoding runs beside Python, so threads help; looking at headers is Python, and they do not.
-    looks_only = not decode and pixels == _AS_THEY_ARE
+    looks_only = not decode and (pixels == _AS_THEY_ARE or pixels.copied is not None)
     readers = _Readers(io_threads or (1 if looks_only else threads), may_grow=io_threads is None)
     pending: deque[Future[list[Prepared]]] = deque()
     batch_files = _BATCH_FILES_START

@@ -8,7 +8,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -47,8 +47,8 @@ def finish(
     filled = [shard for shard in done if len(shard.rows)]
     columns = _columns(filled, plan)
     names = [*save_columns(staging.pack, columns), REJECTED_NAME]
-    if options.pixels.makes_segments:
-        names += _save_segments(staging, done)
+    if options.pixels.makes_segments or options.pixels.copied is not None:
+        names += _save_segments(staging, done, options.pixels)
     with (staging.pack / REJECTED_NAME).open("w", encoding="ascii") as file:
         for reject in rejected:
             row = {"key": reject.key, "reason": reject.reason, "detail": reject.detail}
@@ -81,6 +81,8 @@ def keys_of(columns: dict[str, Column]) -> Keys:
 
 def _field(pixels: PixelOptions, columns: dict[str, Column]) -> Field:
     """How images are stored."""
+    if pixels.copied is not None:
+        return replace(pixels.copied, odd=pixels.copied.odd if f"{FIELD}.odd" in columns else None)
     if pixels.encode == "raw":
         shape = (int(columns["height"][0]), int(columns["width"][0]), 3)
         return Field("array", pixels.dtype.str, shape)
@@ -90,10 +92,12 @@ def _field(pixels: PixelOptions, columns: dict[str, Column]) -> Field:
     )
 
 
-def _save_segments(staging: Staging, done: Sequence[Done]) -> list[str]:
+def _save_segments(staging: Staging, done: Sequence[Done], pixels: PixelOptions) -> list[str]:
     """The offsets of seekable JPEGs, which are too many to hold in memory, into the index."""
     num_segments = np.concatenate([staging.segments(i)[0] for i in range(len(done))])
     bounds = np.concatenate([[0], np.cumsum(num_segments)])
+    if not pixels.makes_segments and not bounds[-1]:
+        return []  # a copy of a pack that has none
     segments = (staging.segments(i)[1] for i in range(len(done)))
     return [
         save_pieces(staging.pack, f"{FIELD}.segment_offset", len(bounds), [bounds]),

@@ -61,6 +61,7 @@ class File(NamedTuple):
     data: bytes
     num_bytes: int
     modified_ns: int
+    kind: str | None = None  # what it was, if its bytes do not say that
 
 
 class Source(Protocol):

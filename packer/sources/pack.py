@@ -1,20 +1,40 @@
-"""Another pack: its samples with their keys, labels, splits and order, their bytes untouched."""
+"""Another pack: its samples with their keys, labels, splits and order."""
 
 from __future__ import annotations
 
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import cv2
+import numpy as np
 
 from readers.errors import DamagedPack, SourceError
-from readers.manifest import MANIFEST_NAME
+from readers.index import Column
+from readers.manifest import MANIFEST_NAME, Field
 from readers.pack import Pack, check_files
 
 from ..inspect import Reject
 from . import File, Given, Listing
 
+if TYPE_CHECKING:
+    from readers.odd import Rule
+
 _FIELD = "image"
 _VERIFY = "`dspack verify` lists all the damage of a pack"
+
+
+class Copy(NamedTuple):
+    """A stored value and what the index says of it: `width` and `height` are upright, `segments`
+    a seekable JPEG's offsets, `rule` is how it is decoded if it is odd."""
+
+    data: bytes
+    width: int
+    height: int
+    orientation: int
+    segments: Column | None
+    rule: Rule | None
 
 
 class Source:
@@ -29,11 +49,12 @@ class Source:
                 check_files(pack.path, shard)
         except DamagedPack as error:
             raise SourceError(error.reason, path=error.path, advice=_VERIFY) from error
-        if pack.manifest.fields[_FIELD].kind != "encoded":
-            raise SourceError(
-                "stores pixels, not image files, and cannot be repacked", path=self.root
-            )
         return pack
+
+    @property
+    def field(self) -> Field:
+        """How the pack stores its images."""
+        return self._pack.manifest.fields[_FIELD]
 
     @cached_property
     def _rows(self) -> dict[str, int]:
@@ -59,11 +80,33 @@ class Source:
         return listing
 
     def read(self, path: str) -> File:
+        """An image as a file: pixels, uint8 or uint16 RGB, as a PNG that is not compressed."""
+        data, kind = self._value(path), None
+        if self.field.kind == "array":
+            pixels = np.frombuffer(data, self.field.dtype).reshape(self.field.shape or ())
+            parameters = [cv2.IMWRITE_PNG_COMPRESSION, 0]
+            bgr = np.ascontiguousarray(pixels[..., ::-1])
+            data = cv2.imencode(".png", bgr, parameters)[1].tobytes()
+            kind = "raw pixels" if pixels.dtype == np.uint8 else "raw 16-bit pixels"
+        return File(data, *self.stamp(path), kind)
+
+    def copy(self, path: str) -> Copy:
+        """A stored value, whatever it is. Raises Reject."""
+        row, index = self._rows[path], self._pack.index
+        return Copy(
+            self._value(path),
+            int(index["width"][row]),
+            int(index["height"][row]),
+            int(index["orientation"][row]),
+            self._pack.segments(row),
+            self._pack.odd_rule(row),
+        )
+
+    def _value(self, path: str) -> bytes:
         try:
-            data = self._pack.read(self._rows[path])
+            return self._pack.read(self._rows[path])
         except DamagedPack as error:
             raise Reject("damaged in the source pack", error.reason) from None
-        return File(data, *self.stamp(path))
 
     def stamp(self, path: str) -> tuple[int, int]:
         return (int(self._pack.index[f"{_FIELD}.length"][self._rows[path]]), self._modified_ns)
