@@ -222,7 +222,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
     "--classes",
     "only_classes",
     metavar="NAME,…",
-    help="Take only these classes; labels stay the same.",
+    multiple=True,
+    help="Take only these classes; labels stay the same. What is not the name of a class is split "
+    "at its commas, and the option may be repeated: --classes cat,dog --classes 'crane, bird'.",
 )
 @click.option("--limit", type=click.IntRange(1), help="Take so many samples, at even distances.")
 @click.option(
@@ -252,7 +254,7 @@ def convert(
     splits: tuple[list[str] | dict[str, float], ...],
     seed: int,
     group_by: str | None,
-    only_classes: str | None,
+    only_classes: tuple[str, ...],
     limit: int | None,
     drop_duplicates: bool,
     overwrite: bool,
@@ -312,7 +314,7 @@ def convert(
         root=root,
         part=Part(
             splits=tuple(taken[0]) if taken else (),
-            classes=tuple(only_classes.split(",")) if only_classes else (),
+            classes=only_classes,
             limit=limit,
         ),
         new_splits=NewSplits(tuple(made[0].items()), seed, group_by) if made else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,11 @@ from .layout import Plan
 
 @dataclass(frozen=True)
 class Part:
-    """Names of splits and classes to take, and how many samples; empty and None for all."""
+    """Names of splits and classes to take, and how many samples; empty and None for all.
+
+    What is not the name of a class is names of classes with commas between them: a name may have
+    commas, too.
+    """
 
     splits: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
@@ -58,6 +63,8 @@ def take_splits(plan: Plan, names: Sequence[str], root: Path) -> Plan:
 
 def take_classes(plan: Plan, names: Sequence[str], root: Path) -> Plan:
     """The samples of these classes; labels stay what they are. Raises SourceError."""
+    parts = [[name] if name in plan.classes else name.split(",") for name in names]
+    names = list(chain.from_iterable(parts))
     _check_known("class", names, plan.classes, root)
     return take(plan, np.isin(plan.labels, [plan.classes.index(name) for name in names]))
 

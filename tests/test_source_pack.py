@@ -113,6 +113,25 @@ def test_classes_keep_their_labels(tmp_path: Path, source: Path) -> None:
     assert list(part.keys) == [k for k in whole.keys if "class_0" not in k]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "taken"),
+    [
+        (["--classes", "crane, bird"], ["crane, bird"]),
+        (["--classes", "a,b"], ["a,b"]),  # a class of just this name comes before two of its parts
+        (["--classes", "a", "--classes", "b"], ["a", "b"]),
+        (["--classes", "b,cat", "--classes", "crane, bird"], ["b", "cat", "crane, bird"]),
+    ],
+)
+def test_names_of_classes_may_have_commas(
+    tmp_path: Path, arguments: list[str], taken: list[str]
+) -> None:
+    for name in ("a", "b", "a,b", "cat", "crane, bird"):
+        write(tmp_path / "imgs" / name / "1.jpg", jpeg(photo(len(name))))
+    run(tmp_path / "imgs", "--to", "memmap", "-o", tmp_path / "pack", *arguments)
+    pack = Pack(tmp_path / "pack")
+    assert [pack.classes[label] for label in pack.labels] == sorted(taken)
+
+
 def test_a_number_of_samples_of_all_classes_and_splits(tmp_path: Path, source: Path) -> None:
     run(source, "--to", "memmap", "-o", tmp_path / "pack", "--limit", 7)
     part = Pack(tmp_path / "pack")
