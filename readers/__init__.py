@@ -17,6 +17,7 @@ from .errors import (
     NotAPack,
     RejectsError,
     SourceError,
+    TooManyOpenFiles,
 )
 from .pack import Pack, Sample, open
 from .version import __version__
@@ -32,6 +33,7 @@ __all__ = [
     "RejectsError",
     "Sample",
     "SourceError",
+    "TooManyOpenFiles",
     "__version__",
     "open",
 ]

@@ -2,7 +2,7 @@
 
 Exit codes: 0 fine · 1 damage found · 2 wrong use of the command line · 3 packed, but with
 rejects · 4 rejects, and nothing published · 5 the source cannot be packed · 6 the destination
-cannot be written · 7 not a pack this version can read · 130 interrupted.
+cannot be written · 7 not a pack that can be read here and by this version · 130 interrupted.
 """
 
 from __future__ import annotations
@@ -89,6 +89,12 @@ class DestinationError(DspackError):
 
 class NotAPack(DspackError):
     """The path is not a pack, or one that this version cannot read."""
+
+    exit_code = 7
+
+
+class TooManyOpenFiles(DspackError):
+    """The system lets this process open no more files; a pack needs one or more a shard."""
 
     exit_code = 7
 

@@ -17,6 +17,7 @@ from .checksum import checksum
 from .errors import DamagedPack, DamagedSample, DspackError
 from .index import Column, Keys, map_columns
 from .manifest import Manifest, Shard
+from .open_files import allow_open_files, opened
 
 if TYPE_CHECKING:
     from .decode import Pixels
@@ -58,20 +59,24 @@ class Pack:
         """Open the pack in folder `path`, or its `split`.
 
         check=True compares every value read with its checksum: a hundredth of the time that
-        decoding takes. Raises NotAPack, DamagedPack, or DspackError for an unknown split.
+        decoding takes. Raises NotAPack, DamagedPack, TooManyOpenFiles, or DspackError for an
+        unknown split.
         """
         self.path = Path(path).absolute()
         self.split = split
         self.check = check
-        self.manifest = Manifest.load(self.path)
-        self.index = map_columns(
+        self.manifest = opened(lambda: Manifest.load(self.path), self.path)
+        self.index = opened(self._map_index, self.path)
+        self.rows = self._rows_of(split)
+        self._readers: dict[int, formats.ShardReader] = {}
+
+    def _map_index(self) -> dict[str, Column]:
+        return map_columns(
             self.path,
             self.manifest.num_samples,
             list(self.manifest.fields),
             {file.name for file in self.manifest.files},
         )
-        self.rows = self._rows_of(split)
-        self._readers: dict[int, formats.ShardReader] = {}
 
     def _rows_of(self, split: str | None) -> range | Column:
         """The rows of the index that belong to `split`, as a range where they lie together."""
@@ -184,7 +189,7 @@ class Pack:
             if self.check and checksum(value) != expected:
                 raise DamagedPack("the stored bytes do not match their checksum")
         except DamagedPack as error:
-            raise self.damaged(row, error.reason) from error
+            raise self.damaged(row, error.reason, field) from error
         return value
 
     def announce(self, stored: Stored, field: str = "image") -> None:
@@ -233,8 +238,13 @@ class Pack:
         except UndecodableError as error:
             raise self.damaged(row, f"the image cannot be decoded: {error}") from None
 
-    def damaged(self, row: int, reason: str) -> DamagedSample:
-        """The error that names a row's sample."""
+    def damaged(self, row: int, reason: str, field: str = "image") -> DamagedSample:
+        """The error that names a row's sample, and the file that holds its value of a field."""
+        shard = int(self.index["shard"][row])
+        if 0 <= shard < len(self.manifest.shards):
+            names = [file.name for file in self.manifest.shards[shard].files]
+            file = next((name for name in names if f".{field}." in name), names[0])
+            reason = f"{reason} ({file})"
         return DamagedSample(
             reason,
             path=self.path,
@@ -248,13 +258,16 @@ class Pack:
         if reader is None:
             if not 0 <= shard < len(self.manifest.shards):
                 raise DamagedPack(f"the index places it in shard {shard}, which does not exist")
-            described = self.manifest.shards[shard]
-            check_files(self.path, described)
-            reader = formats.load(self.manifest.format).ShardReader(
-                self.path / "shards", described.name, list(self.manifest.fields)
-            )
+            if not self._readers:
+                allow_open_files(len(self.manifest.shards) * len(self.manifest.fields))
+            reader = opened(lambda: self._open_shard(self.manifest.shards[shard]), self.path)
             reader = self._readers.setdefault(shard, reader)  # unless a thread was faster
         return reader
+
+    def _open_shard(self, shard: Shard) -> formats.ShardReader:
+        check_files(self.path, shard)
+        reader_type = formats.load(self.manifest.format).ShardReader
+        return reader_type(self.path / "shards", shard.name, list(self.manifest.fields))
 
     def close(self) -> None:
         """Let go of the shards; they are opened again when needed."""

@@ -396,7 +396,7 @@ def test_threads_open_and_let_go_of_the_same_pack(pack_path: Path) -> None:
 
 def test_damage_names_pack_index_and_key(pack_path: Path) -> None:
     data = readers.open(pack_path).read(5)
-    damage_value(pack_path, data)
+    shard = damage_value(pack_path, data)
     pack = readers.open(pack_path)
     for read in (pack.__getitem__, pack.read, pack.image):
         with pytest.raises(DamagedSample, match="checksum") as caught:
@@ -404,7 +404,7 @@ def test_damage_names_pack_index_and_key(pack_path: Path) -> None:
         error = caught.value
         assert (error.path, error.index, error.key) == (str(pack_path), 5, "class_1/1.jpg")
         assert error.exit_code == 1
-        for part in (str(pack_path), "sample 5", "class_1/1.jpg"):
+        for part in (str(pack_path), "sample 5", "class_1/1.jpg", f"(shards/{shard.name})"):
             assert part in str(error)
     assert pack.read(4) and pack.read(6), "the others are whole"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import resource
 import tarfile
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from packer.convert import convert
 from packer.destination import default_destination
 from packer.options import Options
 from packer.sources import Listing, open_source
-from packer.sources import webdataset as module
 from readers.errors import SourceError
 from readers.pack import Pack
 
@@ -255,16 +253,6 @@ def test_the_command_line(shards: Path, tmp_path: Path) -> None:
 )
 def test_default_names(source: str, name: str) -> None:
     assert default_destination(Path(source), "lmdb").name == name
-
-
-def test_many_shards_may_be_open(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(module.resource, "getrlimit", lambda _: (100, 5000))
-    monkeypatch.setattr(module.resource, "setrlimit", lambda *limits: asked.append(limits))
-    module._allow_open_files(800)
-    module._allow_open_files(9000)
-    module._allow_open_files(50)
-    assert asked == [(resource.RLIMIT_NOFILE, (800, 5000)), (resource.RLIMIT_NOFILE, (5000, 5000))]
 
 
 def test_a_shard_that_changes_meanwhile_is_an_error(shards: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from readers.errors import SourceError
+from readers.open_files import allow_open_files
 
 from ..archive import ArchiveFile, join
 from ..labels import Stated, give
@@ -29,7 +29,6 @@ _SHARD = re.compile(r"\.(tar|tgz)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _JPEG = ("jpg", "jpeg")
 _LABEL_BYTES_MAX = 1024
 _FIRST_MEMBERS = 100  # to tell shards from other archives
-_OTHER_FILES = 256  # that the process has open besides the shards
 
 
 class _Place(NamedTuple):
@@ -57,7 +56,7 @@ class Source:
             )
         if not paths:
             raise SourceError("no shard is in it", path=self.root)
-        _allow_open_files(2 * len(paths) + _OTHER_FILES)
+        allow_open_files(2 * len(paths))
         return [open_archive(path, self._scratch) for path in paths]
 
     @cached_property
@@ -266,12 +265,3 @@ def _choices(inside: str) -> list[str]:
     first, last = match[1], match[2]
     width = max(len(first), len(last)) if first[0] == "0" or last[0] == "0" else 0
     return [f"{number:0{width}}" for number in range(int(first), int(last) + 1)]
-
-
-def _allow_open_files(number: int) -> None:
-    """Let this process have so many files open; shells allow a thousand unless it asks."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY:
-        number = min(number, hard)
-    if soft != resource.RLIM_INFINITY and soft < number:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
