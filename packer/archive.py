@@ -14,7 +14,7 @@ from readers.errors import DestinationError, SourceError
 
 from .layout import SPLIT_NAMES
 from .retry import retry
-from .sources import Listing, extension_reason, junk_reason
+from .sources import Listing, Scanning, extension_reason, junk_reason, unseen
 
 _BLOCK_BYTES = 1 << 20
 _LINKS_MAX = 40  # as the kernel: more are a loop
@@ -37,9 +37,10 @@ class ArchiveFile:
         path: Path,
         decompress: Callable[[IO[bytes]], IO[bytes]] | None = None,
         scratch: Path | None = None,
+        scanning: Scanning = unseen,
     ) -> None:
-        """Raises SourceError for a file that cannot be read or is damaged, DestinationError when
-        `scratch` has no room."""
+        """`scanning` is told how much is unpacked. Raises SourceError for a file that cannot be
+        read or is damaged, DestinationError when `scratch` has no room."""
         self.path = path
         try:
             self._archive = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -53,10 +54,11 @@ class ArchiveFile:
         if decompress is not None:
             self._descriptor = _nameless_file(scratch or Path(tempfile.gettempdir()))
             weakref.finalize(self, os.close, self._descriptor)
-            self._unpack(decompress)
+            self._unpack(decompress, scanning)
         self.num_bytes = os.fstat(self._descriptor).st_size
 
-    def _unpack(self, decompress: Callable[[IO[bytes]], IO[bytes]]) -> None:
+    def _unpack(self, decompress: Callable[[IO[bytes]], IO[bytes]], scanning: Scanning) -> None:
+        what, num_total = f"unpacking {self.path.name}", self._stamp[0]
         with open(self._archive, "rb", closefd=False) as packed, decompress(packed) as stream:
             while block := self._next_block(stream):
                 try:
@@ -67,6 +69,8 @@ class ArchiveFile:
                         f"no room to unpack {self.path}: {error.strerror}",
                         advice="it is unpacked beside the destination; make room there",
                     ) from None
+                scanning(what, packed.tell(), num_total)
+        scanning(what, num_total, num_total)
 
     def _next_block(self, stream: IO[bytes]) -> bytes:
         try:

@@ -23,7 +23,7 @@ from readers.version import __version__
 from .layout import LAYOUTS
 from .pixel_arguments import pixel_options
 from .pixels import PixelOptions
-from .progress import ProgressBar
+from .progress import ProgressBar, ScanningBar
 from .sources import KINDS
 
 EXIT_DAMAGE, EXIT_REJECTS, EXIT_INTERRUPTED = 1, 3, 130
@@ -324,18 +324,23 @@ def convert(
     collect_less()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what it says is in the rejects
     if dry_run:
-        planned = estimate(
-            source,
-            out,
-            options,
-            threads=threads,
-            io_threads=io_threads,
-            overwrite=overwrite,
-            force=force,
-        )
+        with ScanningBar(quiet=as_json) as scanning:
+            planned = estimate(
+                source,
+                out,
+                options,
+                threads=threads,
+                io_threads=io_threads,
+                overwrite=overwrite,
+                force=force,
+                scanning=scanning,
+            )
         _print_json(asdict(planned)) if as_json else _print_estimate(asdict(planned))
         return
-    with ProgressBar("convert", quiet=as_json) as progress:
+    with (
+        ScanningBar(quiet=as_json) as scanning,
+        ProgressBar("convert", quiet=as_json) as progress,
+    ):
         summary = run(
             source,
             out,
@@ -346,6 +351,7 @@ def convert(
             force=force,
             strict=strict,
             progress=progress,
+            scanning=scanning,
         )
     _print_json(asdict(summary)) if as_json else _print_summary(asdict(summary))
     if summary.rejected and not allow_rejects:

@@ -28,7 +28,7 @@ from .part import take_number, take_splits_and_classes
 from .prepare import prepare_all, settle
 from .publish import RejectedFile, changes, finish, keys_of
 from .shards import FIELD, ShardSequence
-from .sources import Listing, Source, open_source
+from .sources import Listing, Scanning, Source, open_source, unseen
 from .split import split
 from .staging import Done, Staging, fingerprint
 
@@ -75,18 +75,19 @@ def convert(
     force: bool = False,
     strict: bool = False,
     progress: Progress = lambda files, num_bytes, total: None,
+    scanning: Scanning = unseen,
 ) -> Summary:
     """Pack `source_path` into the new pack `out`.
 
     A run that was interrupted goes on from its last finished shard when the same call is made
     again, and ends with the same content. `io_threads`: see prepare_all. `strict` publishes nothing
-    if a file was rejected.
+    if a file was rejected. `progress` and `scanning` are told how far it is.
     Raises SourceError, DestinationError, RejectsError.
     """
     started = time.monotonic()
     keep_freed_memory()
     check_destination(out, source_path, overwrite=overwrite, force=force)
-    source, listing, plan = list_source(source_path, out, options)
+    source, listing, plan = list_source(source_path, out, options, scanning)
     options = replace(options, pixels=settle(source, plan.keys, options.pixels))
     staging = Staging(out, _plan_json(source, plan, options), overwrite=overwrite)
     try:
@@ -114,14 +115,18 @@ def convert(
 
 
 def list_source(
-    source_path: Path, out: Path, options: Options
+    source_path: Path, out: Path, options: Options, scanning: Scanning = unseen
 ) -> tuple[Source, Listing, layout.Plan]:
     """The source, all that it holds, and the samples to be. Writes nothing that has a name.
 
     Raises SourceError, and DestinationError without room to unpack an archive beside `out`.
     """
     source = open_source(
-        source_path, options.source_kind, scratch=existing_parent(out), base=options.root
+        source_path,
+        options.source_kind,
+        scratch=existing_parent(out),
+        base=options.root,
+        scanning=scanning,
     )
     listing = source.scan()
     if listing.given is None:

@@ -15,6 +15,7 @@ from .convert import list_source
 from .destination import check_destination, existing_parent
 from .options import Options
 from .prepare import Prepared, prepare_all, settle
+from .sources import Scanning, unseen
 
 _SAMPLE_FILES = 200  # a second or two on a slow mount; enough for a rate
 
@@ -45,13 +46,14 @@ def estimate(
     io_threads: int | None,
     overwrite: bool,
     force: bool,
+    scanning: Scanning = unseen,
 ) -> Estimate:
     """List the source, add up its sizes, and time the reading of some of its files.
 
     Raises what convert would raise before its first write.
     """
     check_destination(out, source_path, overwrite=overwrite, force=force)
-    source, listing, plan = list_source(source_path, out, options)
+    source, listing, plan = list_source(source_path, out, options, scanning)
     options = replace(options, pixels=settle(source, plan.keys, options.pixels))
     with ThreadPoolExecutor(64) as pool:  # a stat each: deep enough for a slow mount
         sizes = [size for size, _ in pool.map(source.stamp, plan.keys)]

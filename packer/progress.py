@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from readers.errors import printable
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -68,3 +70,68 @@ class ProgressBar:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+class ScanningBar:
+    """Shows how much of an archive is unpacked or listed: a packer.sources.Scanning."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._on_terminal = sys.stderr.isatty()
+        self._what = ""
+        self._bar: tqdm[None] | None = None
+        self._started = self._last_line = 0.0
+
+    def __call__(self, what: str, num_bytes: int, num_total: int) -> None:
+        if self._quiet:
+            return
+        if what != self._what:
+            self.close()
+            self._what = what
+            self._started = self._last_line = time.monotonic()
+        if self._on_terminal:
+            self._draw(num_bytes, num_total)
+        elif time.monotonic() - self._last_line >= _LINE_SECONDS:
+            self._last_line = time.monotonic()
+            speed = num_bytes / (self._last_line - self._started)
+            left = (num_total - num_bytes) / speed if speed else float("inf")
+            print(
+                f"{printable(what)}: {num_bytes / 1e6:.0f} of {num_total / 1e6:.0f} MB, "
+                f"{speed / 1e6:.0f} MB/s, {left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _draw(self, num_bytes: int, num_total: int) -> None:
+        if self._bar is None and num_bytes < num_total:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=printable(self._what),
+                total=num_total,
+                unit="B",
+                unit_scale=True,
+                dynamic_ncols=True,
+                leave=False,
+            )
+        if self._bar is not None:
+            self._bar.update(num_bytes - self._bar.n)
+        if num_bytes >= num_total:
+            self.close()  # the next bar takes its line
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def __enter__(self) -> ScanningBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -64,6 +64,14 @@ class File(NamedTuple):
     kind: str | None = None  # what it was, if its bytes do not say that
 
 
+# What is being done with an archive, how many of its bytes that has come to, and how many it has.
+Scanning = Callable[[str, int, int], None]
+
+
+def unseen(what: str, num_bytes: int, num_total: int) -> None:
+    """Nobody watches."""
+
+
 class Source(Protocol):
     root: Path
 
@@ -77,22 +85,28 @@ _ZIP_MAGIC = b"PK\3\4", b"PK\5\6"  # a member, or the directory of an empty arch
 
 
 def open_source(
-    path: Path, kind: str | None = None, *, scratch: Path | None = None, base: Path | None = None
+    path: Path,
+    kind: str | None = None,
+    *,
+    scratch: Path | None = None,
+    base: Path | None = None,
+    scanning: Scanning = unseen,
 ) -> Source:
     """The source at `path`, of the kind that it looks like unless `kind` is given.
 
     `scratch` is a folder with room for a compressed tar's content, `base` the folder that the
-    paths of a list are relative to. Raises SourceError.
+    paths of a list are relative to. `scanning` is told how far the unpacking and listing of a tar
+    or of WebDataset shards is. Raises SourceError.
     """
     from . import folder, list_file, pack, tar, webdataset, zip_file
 
     kind = detect(path) if kind is None else kind
     if kind == "tar":
-        return tar.Source(path, scratch)
+        return tar.Source(path, scratch, scanning)
     if kind == "zip":
         return zip_file.Source(path)
     if kind == "webdataset":
-        return webdataset.Source(path, scratch)
+        return webdataset.Source(path, scratch, scanning)
     if kind == "list":
         return list_file.Source(path, base)
     if kind == "pack":

@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 from readers.errors import MissingDependency, SourceError, printable
 
 from ..archive import ArchiveFile, HardLink, Place, Symlink, Tree, join
-from . import File, Listing, junk_reason
+from . import File, Listing, Scanning, junk_reason, unseen
 
 _BLOCK = tarfile.BLOCKSIZE
 _WINDOW_BYTES = 1 << 16  # holds several small members; a slow mount takes a millisecond for each
@@ -28,19 +28,24 @@ _GNU_SPARSE_EXTENDED = 482, 504  # where the header and its extensions say that 
 
 
 class Source:
-    def __init__(self, root: Path, scratch: Path | None = None) -> None:
+    def __init__(
+        self, root: Path, scratch: Path | None = None, scanning: Scanning = unseen
+    ) -> None:
         """`scratch` is a folder with room for a compressed archive's content."""
         self.root = root
         self._scratch = scratch
+        self._scanning = scanning
 
     @cached_property
     def _archive(self) -> ArchiveFile:
-        return open_archive(self.root, self._scratch)
+        return open_archive(self.root, self._scratch, self._scanning)
 
     @cached_property
     def _index(self) -> tuple[Listing, dict[str, Place]]:
         tree = Tree(self.root)
+        what, num_total = f"listing {self.root.name}", self._archive.num_bytes
         for member in members(self._archive):
+            self._scanning(what, member.start, num_total)
             folder = _nested_folder(member)
             if folder is None:
                 _add(tree, member)
@@ -48,6 +53,7 @@ class Source:
             tree.add_folder(folder)
             for inner in members(self._archive, member):
                 _add(tree, inner, below=folder)
+        self._scanning(what, num_total, num_total)
         listing, places = tree.finish()
         if "not an image: .cls" in listing.left_out:
             listing.warnings.append(
@@ -95,7 +101,9 @@ def _add(tree: Tree, member: Member, below: str = "") -> None:
 # Compression
 
 
-def open_archive(path: Path, scratch: Path | None = None) -> ArchiveFile:
+def open_archive(
+    path: Path, scratch: Path | None = None, scanning: Scanning = unseen
+) -> ArchiveFile:
     """A tar archive ready to be read at any place, unpacked into `scratch` if compressed.
 
     Raises SourceError, DestinationError when there is no room to unpack, MissingDependency.
@@ -107,7 +115,7 @@ def open_archive(path: Path, scratch: Path | None = None) -> ArchiveFile:
         raise SourceError(f"cannot be read: {error.strerror}", path=path) from None
     for magic, decompress in COMPRESSIONS.items():
         if start.startswith(magic):
-            return ArchiveFile(path, decompress, scratch)
+            return ArchiveFile(path, decompress, scratch, scanning)
     return ArchiveFile(path)
 
 

@@ -20,7 +20,15 @@ from readers.open_files import allow_open_files
 
 from ..archive import ArchiveFile, join
 from ..labels import Stated, give
-from . import IMAGE_EXTENSIONS, File, Listing, extension_reason, junk_reason
+from . import (
+    IMAGE_EXTENSIONS,
+    File,
+    Listing,
+    Scanning,
+    extension_reason,
+    junk_reason,
+    unseen,
+)
 from .tar import REGULAR, Member, members, open_archive
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -38,13 +46,16 @@ class _Place(NamedTuple):
 
 
 class Source:
-    def __init__(self, root: Path, scratch: Path | None = None) -> None:
+    def __init__(
+        self, root: Path, scratch: Path | None = None, scanning: Scanning = unseen
+    ) -> None:
         """`root` is a folder of shards, one shard, or many: `imgs-{000..099}.tar`.
 
         `scratch` is a folder with room for the content of compressed shards.
         """
         self.root = root
         self._scratch = scratch
+        self._scanning = scanning
 
     @cached_property
     def _shards(self) -> list[ArchiveFile]:
@@ -57,14 +68,19 @@ class Source:
         if not paths:
             raise SourceError("no shard is in it", path=self.root)
         allow_open_files(2 * len(paths))
-        return [open_archive(path, self._scratch) for path in paths]
+        return [open_archive(path, self._scratch, self._scanning) for path in paths]
 
     @cached_property
     def _samples(self) -> _Samples:
         samples = _Samples(self.root, self._shards)
+        what, num_total = f"listing {self.root.name}", sum(s.num_bytes for s in self._shards)
+        num_before = 0
         for number, shard in enumerate(self._shards):
             for member in members(shard):
                 samples.add(number, member)
+                self._scanning(what, num_before + member.start, num_total)
+            num_before += shard.num_bytes
+        self._scanning(what, num_total, num_total)
         samples.choose_images()
         return samples
 
