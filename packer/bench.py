@@ -85,7 +85,7 @@ def bench(
     )
     folder = None if against is None else str(against.absolute())
     task = Task(str(pack.path), folder, split, batch_size, size, threads, seconds, False)
-    names = list(_wanted(report, folder))
+    names = list(_wanted(report, pack, folder))
     for name in names:
         progress(TITLES[name])
         report.warm[name] = run(name, task)
@@ -99,13 +99,16 @@ def bench(
     return report
 
 
-def _wanted(report: Report, folder: str | None) -> Iterator[str]:
+def _wanted(report: Report, pack: Pack, folder: str | None) -> Iterator[str]:
+    keeps = pack.manifest.fields["image"].odd is not None or pack.pixel_dtype != np.uint8
     for name in CONTENDERS:
         missing = [module for module in NEEDS.get(name, []) if not _importable(module)]
         if name == "folder" and folder is None:
             report.skipped[name] = "pass --against FOLDER, the images that were packed"
         elif missing:
             report.skipped[name] = f"{missing[0]} is not installed"
+        elif name == "dali" and keeps:
+            report.skipped[name] = "DALI cannot decode what --keep-bytes or --depth keep stores"
         else:
             yield name
 

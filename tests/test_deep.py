@@ -17,6 +17,7 @@ from PIL import Image as Pillow
 from PIL import features
 
 import readers
+from packer import bench
 from packer.cli import main
 from packer.convert import convert
 from packer.options import Options
@@ -391,3 +392,12 @@ def test_raw_and_dali(smooth: Path, tmp_path: Path) -> None:
     raw = pack(tmp_path / "imgs", tmp_path / "raw", "memmap", encode="raw")
     with pytest.raises(DspackError, match="uint8"):
         dali.DALILoader(raw.path, 1, device="cpu", train=False)
+
+
+def test_bench_leaves_dali_out(smooth: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = bench.Measured(100.0, 0.1, 1.0, 1, 1)
+    monkeypatch.setattr(bench, "run", lambda name, task: measured)
+    monkeypatch.setattr(bench, "_importable", lambda module: True)
+    report = bench.bench(smooth)
+    assert "--depth keep" in report.skipped["dali"]
+    assert "loader" in report.warm
