@@ -43,7 +43,7 @@ def estimate(
     options: Options,
     *,
     threads: int,
-    io_threads: int | None,
+    io_threads: int | None = None,
     overwrite: bool,
     force: bool,
     scanning: Scanning = unseen,
