@@ -8,15 +8,12 @@ model in the place of the ResNet to know about yours.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from train_resnet import MEAN, STD, autocast, resnet
+from train_resnet import autocast, command, options, prefetched, resnet
 
-from readers import DspackError
 from readers.torch import CUDAPrefetcher, Loader
 
 # isort: split
@@ -32,8 +29,8 @@ def endless(batches: CUDAPrefetcher) -> Batches:
         yield from batches
 
 
-def trainer(model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor], None]:
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+def trainer(model: nn.Module, lr: float, device: torch.device) -> Callable[[Tensor, Tensor], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr)
 
     def train(images: Tensor, labels: Tensor) -> None:
         with autocast(device):
@@ -78,22 +75,24 @@ def verdict(loading: float, training: float, together: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Is the loader or the model the limit?")
-    parser.add_argument("pack", metavar="PACK")
+    parser = options("Is the loader or the model the limit?")
     parser.add_argument("--split", default="train")
     parser.add_argument("--batches", type=int, default=50, help="for each timing")
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--threads", type=int)
     args = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loader = Loader(args.pack, args.batch_size, args.split, size=args.size, threads=args.threads)
-    batches = endless(CUDAPrefetcher(loader, device, mean=MEAN, std=STD))
+    loader = Loader(
+        args.pack,
+        args.batch_size,
+        args.split,
+        size=args.size,
+        threads=args.threads,
+        seed=args.seed,
+    )
+    batches = endless(prefetched(loader, device))
     num_classes = len(loader.batches.pack.classes)
     model = resnet(num_classes, args.width).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    step = trainer(model, device)
+    step = trainer(model, args.lr, device)
     images, labels = next(batches)
     same = iter(lambda: (images, labels), None)
 
@@ -114,8 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DspackError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    command(main)

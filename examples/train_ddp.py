@@ -9,11 +9,9 @@ the same number of batches. The validation's accuracy is exact: no sample counts
 from __future__ import annotations
 
 import os
-import sys
 
-from train_resnet import autocast, parse, prefetched, resnet
+from train_resnet import autocast, command, options, prefetched, resnet
 
-from readers import DspackError
 from readers.torch import Loader
 
 # isort: split
@@ -42,7 +40,9 @@ def accuracy(model: nn.Module, loader: Loader, num_samples: int, device: torch.d
 
 
 def main() -> None:
-    args = parse(None)
+    parser = options("Train a small ResNet in several processes.")
+    parser.add_argument("--epochs", type=int, default=10)
+    args = parser.parse_args()
     local_rank = int(os.environ["LOCAL_RANK"])
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
@@ -50,9 +50,9 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
 
-    options = {"size": args.size, "threads": args.threads, "seed": args.seed}
-    train = Loader(args.pack, args.batch_size, "train", **options)
-    val = Loader(args.pack, args.batch_size, "val", train=False, with_batch=True, **options)
+    loader = {"size": args.size, "threads": args.threads, "seed": args.seed}
+    train = Loader(args.pack, args.batch_size, "train", **loader)
+    val = Loader(args.pack, args.batch_size, "val", train=False, with_batch=True, **loader)
     torch.manual_seed(args.seed)  # the same weights on every rank
     num_classes = len(train.batches.pack.classes)
     model = resnet(num_classes, args.width).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -78,8 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DspackError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    command(main)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +81,19 @@ def prefetched(loader: Loader, device: torch.device) -> CUDAPrefetcher:
 class Training:
     """A model, its optimizer, its data, and all of that in a file."""
 
-    def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
-        self.device = device
-        options = {"size": arguments.size, "threads": arguments.threads, "seed": arguments.seed}
-        loader = Loader(arguments.pack, arguments.batch_size, "train", **options)
-        self.batches = prefetched(loader, device)
-        torch.manual_seed(arguments.seed)
-        num_classes = len(loader.batches.pack.classes)
-        model = resnet(num_classes, arguments.width)
+    def __init__(
+        self, args: argparse.Namespace, batches: Any, num_classes: int, device: torch.device
+    ) -> None:
+        """`batches` gives normalised images and labels on the device, and has a state."""
+        self.device, self.batches = device, batches
+        torch.manual_seed(args.seed)
+        model = resnet(num_classes, args.width)
         self.model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = torch.optim.SGD(
-            self.model.parameters(), arguments.lr, momentum=0.9, nesterov=True, weight_decay=5e-5
+            self.model.parameters(), args.lr, momentum=0.9, nesterov=True, weight_decay=5e-5
         )
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-            self.optimizer, arguments.epochs * len(loader)
+            self.optimizer, args.epochs * len(batches)
         )
 
     def epoch(self) -> Iterator[Tensor]:
@@ -133,7 +132,7 @@ class Training:
 
 
 @torch.inference_mode()
-def accuracy(model: nn.Module, batches: CUDAPrefetcher, device: torch.device) -> float:
+def accuracy(model: nn.Module, batches: Any, device: torch.device) -> float:
     """The share of samples whose most likely class is the right one."""
     model.eval()
     right = total = 0
@@ -145,30 +144,8 @@ def accuracy(model: nn.Module, batches: CUDAPrefetcher, device: torch.device) ->
     return right / total
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small ResNet from a pack.")
-    parser.add_argument("pack", metavar="PACK")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--size", type=int, default=224, help="pixels a side")
-    parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
-    parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="that decode; default: the processors")
-    parser.add_argument("--checkpoint", type=Path, default=Path("last.pt"))
-    parser.add_argument("--save-every", type=int, default=500, help="batches")
-    parser.add_argument("--stop-after", type=int, help="batches, as if the run had been killed")
-    parser.add_argument("--resume", action="store_true")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    args = parse(arguments)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    training = Training(args, device)
-    val = Loader(
-        args.pack, args.batch_size, "val", size=args.size, train=False, threads=args.threads
-    )
+def train(args: argparse.Namespace, training: Training, val: Any) -> None:
+    """All the epochs, or those that are left; `val` gives batches as those of the training."""
     first = training.load(args.checkpoint) if args.resume else 0
     num_batches = 0
     for epoch in range(first, args.epochs):
@@ -182,15 +159,55 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 return
         mean = torch.stack(losses).mean().item() if losses else float("nan")
         speed = len(losses) * args.batch_size / (time.perf_counter() - started)
-        reached = accuracy(training.model, prefetched(val, device), device)
+        reached = accuracy(training.model, val, training.device)
         print(f"epoch {epoch + 1}/{args.epochs}: loss {mean:.3f}, {speed:,.0f} images/s,", end=" ")
         print(f"validation accuracy {100 * reached:.1f} %", flush=True)
         training.save(args.checkpoint)
 
 
-if __name__ == "__main__":
+def options(description: str) -> argparse.ArgumentParser:
+    """What every example that feeds this model can be told."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("pack", metavar="PACK")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--size", type=int, default=224, help="pixels a side")
+    parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, help="that decode; default: the processors")
+    return parser
+
+
+def parse(description: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What a training with checkpoints can be told, too."""
+    parser = options(description)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--checkpoint", type=Path, default=Path("last.pt"))
+    parser.add_argument("--save-every", type=int, default=500, help="batches")
+    parser.add_argument("--stop-after", type=int, help="batches, as if the run had been killed")
+    parser.add_argument("--resume", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def command(main: Callable[[], None]) -> None:
+    """Run an example: no pack, no such split and damage are one sentence, not a traceback."""
     try:
         main()
-    except DspackError as error:  # no pack, no such split, damage: one sentence says it all
+    except DspackError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse("Train a small ResNet from a pack.", arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loader = {"size": args.size, "threads": args.threads, "seed": args.seed}
+    batches = Loader(args.pack, args.batch_size, "train", **loader)
+    val = Loader(args.pack, args.batch_size, "val", train=False, **loader)
+    classes = batches.batches.pack.classes
+    training = Training(args, prefetched(batches, device), len(classes), device)
+    train(args, training, prefetched(val, device))
+
+
+if __name__ == "__main__":
+    command(main)

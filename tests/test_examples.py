@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import subprocess
@@ -33,14 +34,10 @@ def shapes(tmp_path_factory):
     return folder / "shapes.lmdb"
 
 
-@pytest.fixture(scope="module")
-def train_resnet():
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        import train_resnet
-    finally:
-        sys.path.remove(str(EXAMPLES))
-    return train_resnet
+@pytest.fixture(autouse=True)
+def examples_on_path(monkeypatch):
+    """The examples import each other, as they do when Python is given one of them to run."""
+    monkeypatch.syspath_prepend(EXAMPLES)
 
 
 def run(*command: object) -> str:
@@ -57,11 +54,16 @@ def run(*command: object) -> str:
     return done.stdout
 
 
-def test_train_resnet_goes_on_exactly_where_it_was_stopped(shapes, train_resnet, tmp_path, capsys):
-    def weights(name, *arguments):
-        checkpoint = tmp_path / name
+@pytest.mark.parametrize("name", ["train_resnet", "train_dali"])
+def test_a_training_goes_on_exactly_where_it_was_stopped(shapes, tmp_path, capsys, name):
+    if name == "train_dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    example = importlib.import_module(name)
+
+    def weights(file, *arguments):
+        checkpoint = tmp_path / file
         options = [*SMALL, "--epochs", "2", "--save-every", "1", "--checkpoint", str(checkpoint)]
-        train_resnet.main([str(shapes), *options, *arguments])
+        example.main([str(shapes), *options, *arguments])
         return torch.load(checkpoint, weights_only=True)["model"]
 
     through = weights("through.pt")
@@ -73,8 +75,18 @@ def test_train_resnet_goes_on_exactly_where_it_was_stopped(shapes, train_resnet,
     assert all(torch.equal(through[name], resumed[name]) for name in through)
 
 
-def test_resnet_18_has_the_size_it_is_known_for(train_resnet):
-    num = sum(weight.numel() for weight in train_resnet.resnet(1000).parameters())
+def test_train_dali_without_dali_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    monkeypatch.delitem(sys.modules, "readers.dali", raising=False)
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(EXAMPLES / "train_dali.py"))
+    assert left.value.code == 7 and "pip install 'dspack[dali]'" in capsys.readouterr().err
+
+
+def test_resnet_18_has_the_size_it_is_known_for():
+    from train_resnet import resnet
+
+    num = sum(weight.numel() for weight in resnet(1000).parameters())
     assert num == 11_689_512
 
 
@@ -85,7 +97,7 @@ def test_train_ddp_under_torchrun(shapes, tmp_path):
     assert out.count("validation accuracy") == 2
 
 
-def test_profile_input_says_what_the_limit_is(shapes, train_resnet, monkeypatch, capsys):
+def test_profile_input_says_what_the_limit_is(shapes, monkeypatch, capsys):
     script = str(EXAMPLES / "profile_input.py")
     monkeypatch.setattr(sys, "argv", [script, str(shapes), "--batches", "2", *SMALL])
     runpy.run_path(script, run_name="__main__")
@@ -94,8 +106,8 @@ def test_profile_input_says_what_the_limit_is(shapes, train_resnet, monkeypatch,
     assert "aten::" in out  # the profiler's table
 
 
-@pytest.mark.parametrize("name", ["train_resnet.py", "profile_input.py"])
-def test_a_path_that_is_no_pack_is_one_sentence(tmp_path, train_resnet, monkeypatch, capsys, name):
+@pytest.mark.parametrize("name", ["train_resnet.py", "train_dali.py", "profile_input.py"])
+def test_a_path_that_is_no_pack_is_one_sentence(tmp_path, monkeypatch, capsys, name):
     script = str(EXAMPLES / name)
     monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "none")])
     with pytest.raises(SystemExit) as left:
