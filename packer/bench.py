@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 from readers.errors import DspackError, MissingDependency
 from readers.pack import Pack
 
-from .contenders import CONTENDERS, NEEDS, Measured, Task
+from .contenders import CONTENDERS, NEEDS, READY, Measured, Task
 
 TITLES = {
     "decode": "decoding in memory, one thread",
@@ -60,14 +62,15 @@ def bench(
     batch_size: int = 64,
     size: int = 224,
     threads: int = 2,
-    seconds: float = 1.0,
+    seconds: float = 0.5,
     cold: bool = False,
     progress: Callable[[str], None] = lambda title: None,
 ) -> Report:
     """Measure the pack at `path`, beside the class folder `against` that it was made from.
 
-    Every contender runs for `seconds`, and as long to warm up; with `cold` a second time after the
-    page cache let go of the data. Raises NotAPack, DamagedPack, DspackError where one fails.
+    Every contender runs for `seconds`, and half as long to warm up; with `cold` a second time
+    after the page cache let go of the data. `progress` is told what happens next. Raises NotAPack,
+    DamagedPack, DspackError where one fails.
     """
     pack = Pack(path, split)
     if len(pack) == 0:
@@ -86,14 +89,21 @@ def bench(
     folder = None if against is None else str(against.absolute())
     task = Task(str(pack.path), folder, split, batch_size, size, threads, seconds, False)
     names = list(_wanted(report, pack, folder))
-    for name in names:
-        progress(TITLES[name])
-        report.warm[name] = run(name, task)
+    progress(f"starting {len(names)} processes")
+    with ExitStack() as stack:
+        warm = {name: stack.enter_context(Contender(name, task)) for name in names}
+        for contender in warm.values():
+            contender.wait()
+        for number, name in enumerate(names, 1):
+            progress(f"measuring {number} of {len(names)}: {TITLES[name]}")
+            report.warm[name] = warm[name].measure()
     for name in names if cold else []:
         if name != "decode":
-            progress(f"{TITLES[name]}, cold")
-            evict([pack.path] if name != "folder" else [Path(folder or "")])
-            report.cold[name] = run(name, Task(**{**asdict(task), "cold": True}))
+            progress(f"measuring from the disk: {TITLES[name]}")
+            with Contender(name, replace(task, cold=True)) as contender:
+                contender.wait()
+                evict([pack.path] if name != "folder" else [Path(folder or "")])
+                report.cold[name] = contender.measure()
     report.limit, report.reason = limit_of(report)
     report.advice = list(advice(report, pack))
     return report
@@ -120,14 +130,50 @@ def _importable(module: str) -> bool:
         return False
 
 
-def run(name: str, task: Task) -> Measured:
-    """Measure one contender in a new process. Raises DspackError with its last words."""
-    command = [sys.executable, "-m", "packer.contenders", name, json.dumps(asdict(task))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-        raise DspackError(f"{TITLES[name]} failed: {words}", path=task.pack)
-    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+class Contender:
+    """A contender's process, from its start to its end."""
+
+    def __init__(self, name: str, task: Task) -> None:
+        command = [sys.executable, "-m", "packer.contenders", name, json.dumps(asdict(task))]
+        self._name, self._task = name, task
+        # A pipe could fill while nobody reads it.
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+        )
+
+    def wait(self) -> None:
+        """Until it has imported and opened what it needs. Raises DspackError where it fails."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.strip() == READY:
+                return
+        raise self._failed()
+
+    def measure(self) -> Measured:
+        """Let it run, and end. Raises DspackError with its last words where it fails."""
+        out, _ = self._process.communicate("begin\n")
+        if self._process.returncode:
+            raise self._failed()
+        return Measured(**json.loads(out.splitlines()[-1]))
+
+    def _failed(self) -> DspackError:
+        self._process.wait()
+        self._stderr.seek(0)
+        words = (self._stderr.read().strip().splitlines() or ["it ended without a word"])[-1]
+        return DspackError(f"{TITLES[self._name]} failed: {words}", path=self._task.pack)
+
+    def __enter__(self) -> Contender:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()  # where it has not ended by itself
+        self._process.communicate()
+        self._stderr.close()
 
 
 def evict(folders: Sequence[Path]) -> None:

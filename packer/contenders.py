@@ -2,7 +2,9 @@
 
     python -m packer.contenders NAME JSON     JSON: the members of Task; prints those of Measured
 
-A process of its own has its own memory to look at, and leaves nothing behind in the others'.
+A process of its own has its own memory to look at, and leaves nothing behind in the others'. It
+prints a line when it has imported and opened what it needs, and begins when it is sent one: so
+several may start together, which takes seconds with torch, and be measured one after another.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ import numpy as np
 import readers
 from readers.augment import random_resized_crops
 
+READY = "ready"
 _BLOBS_MAX = 256  # images that are decoded from memory over and over
 
 
@@ -43,7 +47,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Measured:
-    """`speed` in images a second after the first batch, which took `first_batch` seconds;
+    """`speed` in images a second after the first batch, which took `first_batch` seconds, imports
+    not counted;
     `processors` busy on average; memory in bytes, of all the processes: `private_bytes` is theirs
     alone, `shared_bytes` (a share of the page cache, mostly) is others', too."""
 
@@ -106,17 +111,7 @@ def loader(task: Task) -> Numbers:
     """readers.loader.BatchLoader, threads."""
     from readers.loader import BatchLoader
 
-    batches = BatchLoader(
-        task.pack,
-        task.batch_size,
-        task.split,
-        size=task.size,
-        threads=task.threads,
-        drop_last=False,
-    )
-    while True:
-        for batch in batches:
-            yield len(batch.labels)
+    return _sizes(BatchLoader(**_options(task)), attrgetter("labels"))
 
 
 def data_loader(task: Task) -> Numbers:
@@ -148,18 +143,8 @@ def dali(task: Task) -> Numbers:
 
     from readers.dali import DALILoader
 
-    batches = DALILoader(
-        task.pack,
-        task.batch_size,
-        task.split,
-        size=task.size,
-        threads=task.threads,
-        device="mixed" if torch.cuda.is_available() else "cpu",
-        drop_last=False,
-    )
-    while True:
-        for _, labels in batches:
-            yield len(labels)
+    device: Any = "mixed" if torch.cuda.is_available() else "cpu"
+    return _sizes(DALILoader(**_options(task), device=device), itemgetter(1))
 
 
 CONTENDERS: dict[str, Callable[[Task], Numbers]] = {
@@ -212,21 +197,38 @@ def _data_loader(dataset: Any, task: Task) -> Numbers:
     batches: Iterable[Any] = DataLoader(
         dataset, task.batch_size, shuffle=True, num_workers=task.threads, persistent_workers=True
     )
+    return _sizes(batches, itemgetter(1))
+
+
+def _options(task: Task) -> dict[str, Any]:
+    """A task for a loader of dspack's."""
+    return {
+        "path": task.pack,
+        "batch_size": task.batch_size,
+        "split": task.split,
+        "size": task.size,
+        "threads": task.threads,
+        "drop_last": False,
+    }
+
+
+def _sizes(batches: Iterable[Any], labels: Callable[[Any], Any]) -> Numbers:
+    """The sizes of the batches of one epoch after another."""
     while True:
-        for _, labels in batches:
-            yield len(labels)
+        for batch in batches:
+            yield len(labels(batch))
 
 
 # Measuring
 
 
 def measure(numbers: Numbers, task: Task) -> Measured:
-    """Ask for batches: `seconds` long, after as long again for warming up unless it is cold."""
+    """Ask for batches: `seconds` long, after half as long for warming up unless it is cold."""
     started = time.perf_counter()
     num = next(numbers)
     first_batch = time.perf_counter() - started
     if not task.cold:
-        _count(numbers, task.seconds)
+        _count(numbers, task.seconds / 2)
         num = 0
     started, busy = time.perf_counter(), _busy_seconds()
     num += _count(numbers, task.seconds)
@@ -281,7 +283,10 @@ def _rollup(pid: int) -> str:
 def main() -> None:
     name, members = sys.argv[1:]
     task = Task(**json.loads(members))
-    print(json.dumps(asdict(measure(CONTENDERS[name](task), task))), flush=True)
+    numbers = CONTENDERS[name](task)
+    print(READY, flush=True)
+    if sys.stdin.readline():
+        print(json.dumps(asdict(measure(numbers, task))), flush=True)
     os._exit(0)  # nothing is worth waiting for: workers end with their pipes
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import mmap
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from images import photo
 
 import packer.bench
 import readers
-from packer.bench import Report, advice, bench, evict, limit_of, table
+from packer.bench import Contender, Report, advice, bench, evict, limit_of, table
 from packer.cli import main
 from packer.contenders import CONTENDERS, Measured, Task, measure, memory
 from readers.errors import DspackError
@@ -56,7 +57,9 @@ def test_a_contender_gives_the_numbers_of_images_for_ever(task, name):
 
 @pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 def test_workers_count_as_one_with_their_process(task):
-    measured = packer.bench.run("folder", task)
+    with Contender("folder", task) as contender:
+        contender.wait()
+        measured = contender.measure()
     assert measured.speed > 0 and measured.private_bytes > 0
 
 
@@ -91,7 +94,8 @@ def test_bench_measures_warm_and_cold(task, few):
     assert result.num_samples == 12 and result.stored_bytes > 0
     assert result.limit in ("decoder", "disk", "memory", "Python") and result.reason
     assert result.advice
-    assert measured[-1] == "Loader, cold"
+    assert measured[0] == "starting 3 processes" and "measuring 3 of 3: Loader" in measured
+    assert measured[-1] == "measuring from the disk: Loader"
     text = "\n".join(table(result))
     assert "Loader, cold" in text and f"limit: {result.limit}".replace("limit: d", "the d") in text
 
@@ -118,7 +122,10 @@ def test_the_plot_is_drawn_or_its_library_is_named(task, few, tmp_path):
 
 def test_what_cannot_be_measured_is_said(task, monkeypatch):
     monkeypatch.setattr(packer.bench, "_importable", lambda module: False)
-    monkeypatch.setattr(packer.bench, "run", lambda name, task: FAST)
+    monkeypatch.setattr(Contender, "__init__", lambda self, name, task: None)
+    monkeypatch.setattr(Contender, "__exit__", lambda self, *exception: None)
+    monkeypatch.setattr(Contender, "wait", lambda self: None)
+    monkeypatch.setattr(Contender, "measure", lambda self: FAST)
     result = bench(Path(task.pack))
     assert result.skipped == {
         "data_loader": "torch is not installed",
@@ -128,9 +135,28 @@ def test_what_cannot_be_measured_is_said(task, monkeypatch):
     assert "left out: torch is not installed" in "\n".join(table(result))
 
 
-def test_a_contender_that_fails_is_an_error_with_its_last_words(task, tmp_path):
-    with pytest.raises(DspackError, match=r"Loader failed: .*no such file"):
-        packer.bench.run("loader", replace(task, pack=str(tmp_path / "none")))
+def test_a_contender_that_fails_at_its_start_is_an_error_with_its_last_words(task, tmp_path):
+    nowhere = replace(task, pack=str(tmp_path / "none"))
+    with (
+        Contender("loader", nowhere) as contender,
+        pytest.raises(DspackError, match=r"Loader failed: .*no such file"),
+    ):
+        contender.wait()
+
+
+def test_a_contender_that_fails_later_is_an_error_with_its_last_words(task, tmp_path):
+    path = shutil.copytree(task.pack, tmp_path / "copy")
+    with Contender("loader", replace(task, pack=str(path))) as contender:
+        contender.wait()
+        next(path.glob("shards/*.image.npy")).unlink()
+        with pytest.raises(DspackError, match=r"Loader failed: .*cannot be read"):
+            contender.measure()
+
+
+def test_a_contender_that_is_not_wanted_any_more_ends(task):
+    with Contender("loader", task) as contender:
+        contender.wait()
+    assert contender._process.returncode is not None
 
 
 def test_evicting_keeps_the_data(task):
