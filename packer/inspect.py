@@ -14,7 +14,8 @@ from struct import error as StructError
 
 import simplejpeg
 
-from readers.decode import JPEG_MAGIC, UndecodableError, decode
+from readers.decode import UndecodableError, decode
+from readers.jpeg import JPEG_MAGIC, NO_SEGMENT, SEGMENT, without
 
 from .colour import foreign_profile
 from .pixels import MAX_PIXELS
@@ -92,7 +93,7 @@ def check_pixels(data: bytes, image: Image) -> bytes:
     warning = _decode_jpeg(data)
     if warning is not None and image.stray:
         # libjpeg tells only its first warning: look whether there is another one behind it.
-        warning = _decode_jpeg(_without(data, image.stray))
+        warning = _decode_jpeg(without(data, image.stray))
         _decode_as_readers_do(data)
     if warning is None:
         return data
@@ -111,12 +112,6 @@ def _decode_as_readers_do(data: bytes) -> None:
         decode(data)
     except UndecodableError as error:
         raise Reject("damaged image data", str(error)) from None
-
-
-def _without(data: bytes, ranges: tuple[tuple[int, int], ...]) -> bytes:
-    starts = [0, *(stop for _, stop in ranges)]
-    stops = [*(start for start, _ in ranges), len(data)]
-    return b"".join(data[start:stop] for start, stop in zip(starts, stops, strict=True))
 
 
 def _decode_jpeg(data: bytes) -> str | None:
@@ -183,10 +178,7 @@ _SOF = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _APP0, _APP1, _APP2, _APP14 = 0xE0, 0xE1, 0xE2, 0xEE
 _SOI, _EOI, _SOS, _FILL = 0xD8, 0xD9, 0xDA, 0xFF
 _TELLING = _SOF | {_APP0, _APP1, _APP2, _APP14, _SOS, _EOI, _FILL}
-# Not the start of a segment: stuffing, TEM, RST0-7, SOI.
-_STRAY = frozenset({0x00, 0x01, *range(0xD0, _SOI + 1)})
-_SILENT = frozenset(range(256)) - _TELLING - _STRAY  # tables, comments: nothing to know from them
-_SEGMENT = Struct(">BBH")  # 0xFF, the marker's code, the segment's length from here on
+_SILENT = frozenset(range(256)) - _TELLING - NO_SEGMENT  # tables, comments: nothing to know
 
 
 def _inspect_jpeg(data: bytes) -> Image:
@@ -201,14 +193,14 @@ def _inspect_jpeg(data: bytes) -> Image:
     marker = _SOI
     while marker != _SOS:
         try:
-            prefix, marker, length = _SEGMENT.unpack_from(data, at)
+            prefix, marker, length = SEGMENT.unpack_from(data, at)
         except StructError:
             raise Reject("image data missing", "the file ends in its header") from None
         if prefix == 0xFF and marker in _SILENT:
             at += 2 + length
             continue
         segment = at + 4
-        if prefix != 0xFF or marker in _STRAY:
+        if prefix != 0xFF or marker in NO_SEGMENT:
             start, at = at, data.find(b"\xff", at + 1)
             stray.append((start, at))
             if at < 0:
@@ -289,9 +281,9 @@ def _has_all_scans(data: bytes, components: bytes) -> bool:
     not mind when some are missing: a progressive JPEG is only blurred then."""
     due = {(name, coefficient) for name in components for coefficient in range(64)}
     at = 2
-    while (at := data.find(b"\xff", at)) >= 0 and at + _SEGMENT.size <= len(data):
-        _, marker, length = _SEGMENT.unpack_from(data, at)
-        if marker in _STRAY or marker == _FILL:
+    while (at := data.find(b"\xff", at)) >= 0 and at + SEGMENT.size <= len(data):
+        _, marker, length = SEGMENT.unpack_from(data, at)
+        if marker in NO_SEGMENT or marker == _FILL:
             at += 1
             continue
         if marker == _SOS and at + 2 + length <= len(data) and length >= 6:

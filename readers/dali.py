@@ -22,6 +22,7 @@ import numpy.typing as npt
 from .augment import center_crops, flips, random_resized_crops
 from .epochs import Epochs
 from .errors import DspackError, MissingDependency
+from .jpeg import stray_ranges, without
 from .order import Order, Picked, Shuffle
 from .pack import Pack
 
@@ -140,9 +141,16 @@ class Source:
         about = self.pack.manifest.fields[name]
         dtype = np.dtype(about.dtype if about.kind == "array" else np.uint8)
         shape = about.shape or () if about.kind == "array" else -1
-        return [
-            np.frombuffer(self.pack.value(value, name), dtype).reshape(shape) for value in stored
-        ]
+        values: Iterator[bytes | memoryview] = (self.pack.value(value, name) for value in stored)
+        if about.kind == "encoded":
+            values = map(_without_stray_bytes, values)
+        return [np.frombuffer(value, dtype).reshape(shape) for value in values]
+
+
+def _without_stray_bytes(data: bytes | memoryview) -> bytes | memoryview:
+    """What DALI can decode: it refuses a JPEG with stray bytes in its header, which others skip."""
+    ranges = stray_ranges(data)
+    return without(data, ranges) if ranges else data
 
 
 def external_source(
@@ -181,7 +189,8 @@ def external_source(
     are as many batches on every rank.
 
     fields, one output each:
-      a field of the pack: its stored bytes, 1-D uint8, or an array where the pack holds arrays
+      a field of the pack: its stored bytes, 1-D uint8, less the stray bytes in a JPEG's header,
+        which DALI refuses; or an array where the pack holds arrays
       "label": int64, -1 = unlabelled        "sample": int64, the number in the pack or its split
       "window": int32 top, left, height, width of the random crop (`scale`, `ratio`, as torchvision
         chooses them) in the image as it is stored, for decoders.image_slice

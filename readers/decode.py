@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from . import seekable
 from .errors import MissingDependency
+from .jpeg import JPEG_MAGIC
 
 try:
     import cv2
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from .odd import Rule
 
 Pixels = npt.NDArray[np.uint8 | np.uint16]
-
-JPEG_MAGIC = b"\xff\xd8\xff"
 
 
 class UndecodableError(ValueError):
