@@ -13,10 +13,10 @@ import numpy.typing as npt
 from .errors import DspackError, MissingDependency
 from .loader import Batch, BatchLoader
 from .pack import Pack
+from .ranks import rank_and_world_size, share_of_processors
 
 try:
     import torch
-    import torch.distributed
     from torch.utils.data import Dataset
 except ImportError as _error:
     raise MissingDependency(
@@ -133,14 +133,14 @@ class Loader:
         process's share of the processors, where torchrun started several on this machine.
         """
         if rank is None or world_size is None:
-            rank, world_size = _rank_and_world_size()
+            rank, world_size = rank_and_world_size()
         if torch.cuda.is_available():
             options.setdefault("allocate", _pinned)
         self.batches = BatchLoader(
             path,
             batch_size,
             split,
-            threads=threads or _threads(),
+            threads=threads or share_of_processors(),
             rank=rank,
             world_size=world_size,
             **options,
@@ -191,16 +191,6 @@ def _require_torch_type(batches: BatchLoader) -> None:
             path=batches.pack.path,
             advice="install PyTorch 2.3 or newer, or pass dtype=np.float32",
         )
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
-def _threads() -> int:
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

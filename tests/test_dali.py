@@ -574,7 +574,7 @@ def test_loader_names_the_damaged_sample(
 def test_loader_names_an_image_that_only_dali_refuses(
     torch: Any, odd_pack: readers.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dali, "_without_stray_bytes", lambda data: data)
+    monkeypatch.setattr(dali.source, "_without_stray_bytes", lambda data: data)
     number = list(odd_pack.keys).index("a/stray.jpg")
     with pytest.raises(readers.DspackError, match="DALI's decoder refuses the image") as caught:
         list(make_loader(odd_pack.path, train=False))
