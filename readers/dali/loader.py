@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,6 @@ from nvidia.dali.pipeline import pipeline_def
 
 from ..epochs import Epochs
 from ..errors import DspackError, MissingDependency
-from ..pack import Pack
 from ..ranks import rank_and_world_size
 from .graph import Recipe, is_wsl
 
@@ -102,12 +101,15 @@ class DALILoader(Epochs):
         samples = np.concatenate([self.order.batch(epoch, n).samples for n in numbers])
         for sample in samples.tolist():
             self.pack.image(sample)
-        refused = None if self._recipe.stored_pixels else _first_refused(self.pack, samples)
+        if self._recipe.stored_pixels:
+            return
+        rows = self.pack.rows_at(samples)
+        refused = _first_refused(self._recipe.source.values("image", rows))
         if refused is not None:
             raise DspackError(
                 "DALI's decoder refuses the image, which others decode",
                 path=self.pack.path,
-                index=int(self.pack.rows_at(samples[refused : refused + 1])[0]),
+                index=int(rows[refused]),
                 key=self.pack.keys[int(samples[refused])],
                 advice="readers.torch.Loader reads it; `subset` leaves it out",
             )
@@ -121,13 +123,12 @@ class DALILoader(Epochs):
         return (images, labels, samples) if self._with_samples else (images, labels)
 
 
-def _first_refused(pack: Pack, samples: npt.NDArray[np.int64]) -> int | None:
-    """The place in `samples` of the first one that DALI cannot decode, given to it alone."""
-    files = (np.frombuffer(pack.read(sample), np.uint8) for sample in samples)
+def _first_refused(files: Sequence[npt.NDArray[np.uint8]]) -> int | None:
+    """The place of the first one that DALI cannot decode, given to it alone."""
     alone = pipeline_def(_decode_each)(
-        files, batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1
+        iter(files), batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1
     )
-    for place in range(len(samples)):
+    for place in range(len(files)):
         try:
             alone.run()
         except RuntimeError:

@@ -90,7 +90,7 @@ class Source:
             )
             left, top, width, height = boxes.T
             return np.stack([top, left, top + height, left + width], axis=1).astype(np.float32)
-        return self._values(name, rows)
+        return self.values(name, rows)
 
     def _windows(
         self, epoch: int, picked: Picked, rows: npt.NDArray[np.int64]
@@ -106,7 +106,8 @@ class Source:
         windows = np.stack([top, left, height, width], axis=1)
         return np.where(exchanged[:, None], windows[:, [1, 0, 3, 2]], windows).astype(np.int32)
 
-    def _values(self, name: str, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.uint8]]:
+    def values(self, name: str, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.uint8]]:
+        """A field of the pack, as DALI is fed it. Raises DamagedSample."""
         stored = self.pack.stored(rows, name)
         for value in stored:
             self.pack.announce(value, name)
