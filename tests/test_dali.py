@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import shutil
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -370,10 +372,25 @@ def test_spawned_workers_give_the_same_as_none(plain_path: Path, per_sample: boo
     check_workers(plain_path, per_sample, "spawn")
 
 
+def test_no_worker_inherits_an_old_pipeline(plain_path: Path) -> None:
+    pipe = dali.pipeline(plain_path, 4, device="cpu", threads=1)
+    pipe.run()
+    pipe.itself, gone = pipe, weakref.ref(pipe)
+    gc.disable()
+    try:
+        del pipe
+        assert gone() is not None
+        dali.pipeline(plain_path, 4, device="cpu", threads=1, workers=1, start_method="fork")
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def check_workers(path: Path, per_sample: bool, start_method: str) -> None:
     size = None if per_sample else 5
     source = dali.external_source(path, size, train=True, fields=("image", "label", "sample"))
     source.pack.read(0)  # the shards are open when the workers fork
+    gc.collect()  # or a forked worker may find an old pipeline to destroy, and hang
     epochs = run_epochs(own_pipeline(source, True, start_method), 2)
     expected = run_epochs(own_pipeline(source, False), 2)
     assert [len(batches) for batches in epochs] == [len(source.pack) // 5] * 2
@@ -550,6 +567,12 @@ def test_loader_takes_its_rank_from_torch(
         shares.append([n for numbers in numbers_of(loader) for n in numbers])
         assert len(loader) == 2 and len(shares[-1]) == 8
     assert not set(shares[0]) & set(shares[1])
+
+
+def test_threads_are_this_processs_share(plain_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert dali.pipeline(plain_path, 4, device="cpu").num_threads == 3
 
 
 def test_loader_needs_torch(plain_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from nvidia.dali.types import DALIDataType, DALIImageType, DALIInterpType
 
 from ..errors import DspackError
 from ..pack import Pack
+from ..ranks import share_of_processors
 from .source import Source, external_source
 
 _DTYPES = {
@@ -61,7 +63,7 @@ class Recipe:
             _require_gpu()
         self.size, self.device, self.antialias = size, device, antialias
         self.layout, self.dtype, self.normalize = layout, np.dtype(dtype).name, normalize
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or share_of_processors()
         self.device_id = device_id
         self.hw_decoder_load = hw_decoder_load
         self.prefetch_batches = prefetch_batches
@@ -92,6 +94,9 @@ class Recipe:
 
     def pipeline(self, epoch: int = 0, batch: int = 0) -> Pipeline:
         """A pipeline, not built yet, that begins with a batch of an epoch."""
+        if self.workers and self.start_method == "fork":
+            # A forked worker that finds an old pipeline to destroy waits for ever for its threads.
+            gc.collect()
         define = pipeline_def(enable_conditionals="turn" in self.source.fields)(_define)
         return define(
             self,
@@ -131,7 +136,8 @@ def pipeline(
       the outermost pixels differ by a few levels.
     layout, dtype, normalize: "NHWC" or "NCHW"; uint8, float16 or float32, in 0..255; (mean, std) a
       channel in 0..255 for (pixels - mean) / std.
-    threads: DALI's, by default the processors. hw_decoder_load: the share of JPEGs that the GPU's
+    threads: DALI's, by default this process's share of the processors, where torchrun started
+      several on this machine. hw_decoder_load: the share of JPEGs that the GPU's
       decoding engine takes where it has one (A100, Hopper, Ada, Blackwell).
     prefetch_batches: how many are made ahead.
     workers: processes that read the pack; 0 reads it in this one, at some 25 µs a sample.
