@@ -15,6 +15,7 @@ import simplejpeg
 from readers import seekable
 from readers.decode import Pixels, UndecodableError, as_dtype, decode, upright
 
+from .geometry import Geometry, geometry_of
 from .inspect import JPEG_END, MORE_PICTURES, Image, Reject, check_pixels
 from .pixels import PixelOptions
 from .restart import with_restart_markers
@@ -27,13 +28,15 @@ _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 1, cv2.IMWRITE_PNG_STRATEGY, cv2.IMWRITE_PN
 
 class Stored(NamedTuple):
     """What is stored for a file. `image` describes it; `change` says what was done, if anything;
-    `segments` are a seekable JPEG's offsets; `is_odd`: readers must decode it by the rule."""
+    `segments` are a seekable JPEG's offsets; `is_odd`: readers must decode it by the rule;
+    `geometry`: where the pixels went, if not to where they were."""
 
     data: bytes
     image: Image
     change: str | None = None
     segments: npt.NDArray[np.int64] | None = None
     is_odd: bool = False
+    geometry: Geometry | None = None
 
 
 def is_plain(image: Image, options: PixelOptions) -> bool:
@@ -43,7 +46,7 @@ def is_plain(image: Image, options: PixelOptions) -> bool:
         or options.encode
         or options.seekable
         or (options.icc and image.profile)
-        or (options.resize and _is_resized(image.width, image.height, options))
+        or (options.resize and not geometry_of(image.width, image.height, options).is_identity)
     )
 
 
@@ -51,13 +54,13 @@ def transform(data: bytes, image: Image, options: PixelOptions) -> Stored:
     """What is stored of a file that is not plain; all its pixels are checked. Raises Reject."""
     if _is_odd(image, options) or (options.icc and image.profile):
         return _transform_odd(data, image, options)
-    size = _resized_size(image.width, image.height, options)
-    resized = _is_resized(image.width, image.height, options)
-    if not resized and options.encode is None:
+    geometry = geometry_of(image.width, image.height, options)
+    if geometry.is_identity and options.encode is None:
         return _seekable(check_pixels(data, image), image)
     encoding = options.encode or ("jpeg" if image.kind == "JPEG" else "png")
-    pixels = _fit(_plain_pixels(data, image, size, options), size, options)
-    return _encoded(pixels, encoding, image.warnings, image.odd or image.kind, resized, options)
+    pixels = _plain_pixels(data, image, geometry.inner, options)
+    found = image.odd or image.kind
+    return _encoded(pixels, geometry, encoding, image.warnings, found, options)
 
 
 # Odd images
@@ -82,13 +85,13 @@ def _transform_odd(data: bytes, image: Image, options: PixelOptions) -> Stored:
     if options.keep_bytes:
         kept = Image(image.kind, width, height, image.orientation, tuple(warnings))
         return Stored(data, kept, is_odd=True)
-    size, resized = _resized_size(width, height, options), _is_resized(width, height, options)
+    geometry = geometry_of(width, height, options)
+    resized = not geometry.is_identity
     encoding = options.encode or ("jpeg" if resized and image.kind == "JPEG" else "png")
     found = image.odd or image.kind
     if options.icc and image.profile:
         found += f" in {image.profile}"
-    pixels = _fit(pixels, size, options)
-    return _encoded(pixels, encoding, tuple(warnings), found, resized, options)
+    return _encoded(pixels, geometry, encoding, tuple(warnings), found, options)
 
 
 def _settle(image: Image, options: PixelOptions) -> None:
@@ -150,30 +153,6 @@ def _seekable(data: bytes, image: Image) -> Stored:
 # New sizes
 
 
-def _is_resized(width: int, height: int, options: PixelOptions) -> bool:
-    if options.resize is None:
-        return False
-    padded = options.resize_mode == "pad" and (width, height) != 2 * (options.resize,)
-    return padded or _resized_size(width, height, options) != (width, height)
-
-
-def _resized_size(width: int, height: int, options: PixelOptions) -> tuple[int, int]:
-    """The width and height that an upright image gets, a border not counted. Raises Reject."""
-    if options.resize is None:
-        return width, height
-    if options.resize_mode == "exact":
-        if min(width, height) < options.resize and not options.enlarge:
-            raise Reject("smaller than --resize", f"{width} x {height}; --enlarge would enlarge it")
-        return options.resize, options.resize
-    side = min(width, height) if options.resize_mode == "shorter" else max(width, height)
-    if side <= options.resize and not options.enlarge:
-        return width, height
-    return (
-        max(round(width * options.resize / side), 1),
-        max(round(height * options.resize / side), 1),
-    )
-
-
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
     """Resize uint8 or uint16 (height, width, 3): averages of areas where it shrinks, which does not
     alias, and then bicubic where it grows."""
@@ -186,15 +165,14 @@ def resize(pixels: Pixels, width: int, height: int) -> Pixels:
     return pixels
 
 
-def _fit(pixels: Pixels, size: tuple[int, int], options: PixelOptions) -> Pixels:
-    """Resized to `size`, and padded if the options say so."""
-    pixels = resize(pixels, *size)
-    if options.resize is None or options.resize_mode != "pad":
+def _fit(pixels: Pixels, geometry: Geometry, background: tuple[int, int, int]) -> Pixels:
+    """Resized, with a border of the background if the geometry has one."""
+    pixels = resize(pixels, *geometry.inner)
+    if geometry.size == geometry.inner:
         return pixels
-    canvas = np.empty((options.resize, options.resize, 3), pixels.dtype)
-    canvas[:] = as_dtype(np.array(options.background, np.uint8), pixels.dtype)
-    left, top = (options.resize - size[0]) // 2, (options.resize - size[1]) // 2
-    canvas[top : top + size[1], left : left + size[0]] = pixels
+    canvas = np.empty((*geometry.size[::-1], 3), pixels.dtype)
+    canvas[:] = as_dtype(np.array(background, np.uint8), pixels.dtype)
+    canvas[geometry.region] = pixels
     return canvas
 
 
@@ -203,28 +181,31 @@ def _fit(pixels: Pixels, size: tuple[int, int], options: PixelOptions) -> Pixels
 
 def _encoded(
     pixels: Pixels,
+    geometry: Geometry,
     encoding: str,
     warnings: tuple[str, ...],
     found: str,
-    resized: bool,
     options: PixelOptions,
 ) -> Stored:
     """Upright pixels of what was `found` as what is stored. Raises Reject."""
-    height, width, _ = pixels.shape
+    pixels = _fit(pixels, geometry, options.background)
+    width, height = geometry.size
     if encoding == "raw":
         pixels = as_dtype(pixels, options.dtype)
     name = (_NAMES if pixels.dtype == np.uint8 else _DEEP_NAMES)[encoding]
     image = Image(name, width, height, warnings=warnings)
-    change = f"{found} to {name}" + ", resized" * resized
+    change = f"{found} to {name}" + ", resized" * (not geometry.is_identity)
     if encoding == "raw":
         if options.raw_size not in (None, (width, height)):
             raise Reject("not of the size of the others", f"{width} x {height}")
-        return Stored(pixels.astype(options.dtype, copy=False).tobytes(), image, change)
+        data = pixels.astype(options.dtype, copy=False).tobytes()
+        return Stored(data, image, change, geometry=geometry)
     if encoding == "jpeg":
         data = _encode_jpeg(pixels, options.quality)
-        return Stored(data, image, change, seekable.segment_offsets(data))
+        return Stored(data, image, change, seekable.segment_offsets(data), geometry=geometry)
     parameters = _PNG if encoding == "png" else [cv2.IMWRITE_WEBP_QUALITY, options.quality]
-    return Stored(_imencode(f".{encoding}", pixels, parameters), image, change)
+    data = _imencode(f".{encoding}", pixels, parameters)
+    return Stored(data, image, change, geometry=geometry)
 
 
 def _encode_jpeg(pixels: Pixels, quality: int) -> bytes:
