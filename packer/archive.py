@@ -147,7 +147,8 @@ class Tree:
         self._folders: set[str] = set()
         self._junk_folders: set[str] = set()
         self._listing = Listing()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, Place] = {}  # of images
+        self._other_places: dict[str, Place] = {}
 
     def add(self, name: str, member: Place | Symlink | HardLink, below: str = "") -> None:
         """Add a member that is not a folder. `below` is the folder that a nested archive makes.
@@ -182,7 +183,10 @@ class Tree:
         return path
 
     def finish(self) -> tuple[Listing, dict[str, Place]]:
-        """All that was added as a listing, and the place of every file that it lists."""
+        """All that was added as a listing, and the place of every file that it lists.
+
+        A file that is not below the folder around all images has a path like `../read.me`.
+        """
         listing = self._listing
         for path in [*self._members, *self._folders]:
             while (path := path.rpartition("/")[0]) and path not in self._folders:
@@ -196,7 +200,12 @@ class Tree:
         listing.rejected = [(path.removeprefix(top), reason) for path, reason in listing.rejected]
         places = {path[len(top) :]: place for path, place in self._places.items()}
         listing.files = list(places)
-        return listing, places
+        others = {
+            path[len(top) :] if path.startswith(top) else f"../{path}": place
+            for path, place in self._other_places.items()
+        }
+        listing.others = list(others)
+        return listing, places | others
 
     def _sort_in(self, path: str) -> None:
         """Put a member where it belongs, as packer.sources.folder does."""
@@ -208,6 +217,7 @@ class Tree:
             self._listing.rejected.append((path, place))
         elif reason := extension_reason(path.rpartition("/")[2]):
             self._listing.left_out[reason] += 1
+            self._other_places[path] = place
         else:
             self._places[path] = place
 

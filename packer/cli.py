@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,9 @@ from .pixel_arguments import pixel_options
 from .pixels import PixelOptions
 from .progress import ProgressBar, ScanningBar
 from .sources import KINDS
+
+if TYPE_CHECKING:
+    from .fields import Pattern
 
 EXIT_DAMAGE, EXIT_REJECTS, EXIT_INTERRUPTED = 1, 3, 130
 _LISTED = 20  # lines of findings or rejects on a terminal; --json and rejected.jsonl have all
@@ -84,6 +87,23 @@ class Splits(click.ParamType[Any]):
         if not (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6):
             self.fail(f"the shares of {value!r} do not add up to 1", param, ctx)
         return dict(zip(names, shares, strict=True))
+
+
+class FieldPattern(click.ParamType[Any]):
+    """A further field and where its values lie: NAME=PATTERN."""
+
+    name = "field"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from .fields import Pattern
+
+        name, equals, pattern = str(value).partition("=")
+        if not equals:
+            self.fail(f"{value!r} is not NAME=PATTERN, as mask=../masks/{{stem}}.png", param, ctx)
+        try:
+            return Pattern(name, pattern)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Group(click.Group):
@@ -230,7 +250,25 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 @click.option(
     "--drop-duplicates",
     is_flag=True,
-    help="Leave out a sample that has the same bytes as one before it.",
+    help="Leave out a sample whose image has the same bytes as one before it.",
+)
+@click.option(
+    "--field",
+    "fields",
+    metavar="NAME=PATTERN",
+    type=FieldPattern(),
+    multiple=True,
+    help="Pack a further file with every image: mask=../masks/{stem}.png, caption={stem}.txt. "
+    "{stem} and {name} are the image's file name without and with its extension, {folder} its "
+    "folder below SRC, and in a list every column may be named. The path is relative to the "
+    "image's folder; with {folder} or a column, to SRC.",
+)
+@click.option(
+    "--without-field",
+    "without_fields",
+    metavar="NAME",
+    multiple=True,
+    help="Leave out a further field that a list, WebDataset shards or a pack have.",
 )
 @pixel_options
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is a pack.")
@@ -257,6 +295,8 @@ def convert(
     only_classes: tuple[str, ...],
     limit: int | None,
     drop_duplicates: bool,
+    fields: tuple[Pattern, ...],
+    without_fields: tuple[str, ...],
     overwrite: bool,
     force: bool,
     allow_rejects: bool,
@@ -286,6 +326,7 @@ def convert(
       dspack convert ./imgs --to lmdb --seekable
       dspack convert imgs.tar.gz --to lmdb --split train=0.9,val=0.1
       dspack convert imgs.lmdb --to hdf5 --split val
+      dspack convert ./imgs --to lmdb --field mask=../masks/{stem}.png --field caption={stem}.txt
     """
     from .convert import convert as run
     from .destination import default_destination
@@ -302,6 +343,9 @@ def convert(
     made = [shares for shares in splits if isinstance(shares, dict)]
     if len(taken) > 1 or len(made) > 1:
         raise click.UsageError("--split takes splits once, and makes splits once")
+    names = [pattern.name for pattern in fields]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise click.UsageError(f"--field {twice[0]} is given twice")
     if group_by is not None and not made:
         raise click.UsageError("--group-by goes with --split NAME=SHARE,…")
     options = Options(
@@ -320,6 +364,8 @@ def convert(
         new_splits=NewSplits(tuple(made[0].items()), seed, group_by) if made else None,
         drop_duplicates=drop_duplicates,
         pixels=pixels,
+        fields=fields,
+        without_fields=without_fields,
     )
     collect_less()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what it says is in the rejects
@@ -510,6 +556,10 @@ def _print_estimate(planned: dict[str, Any]) -> None:
         ("into", f"{planned['path']} ({_size(planned['free_bytes'])} free there)"),
         ("time", f"about {planned['seconds']:.0f} s, from reading some of them"),
     ]
+    rows += [
+        ("field", f"{name}: {number} values, {_size(planned['field_bytes'][name])}")
+        for name, number in planned["field_values"].items()
+    ]
     rows += [(f"split {name}", f"{n} images") for name, n in planned["by_split"].items()]
     rows += [(f"class {name}", f"{n} images") for name, n in list(planned["by_class"].items())[:20]]
     if len(planned["by_class"]) > 20:
@@ -550,10 +600,11 @@ def _print_summary(summary: dict[str, Any]) -> None:
 
 def _print_description(about: dict[str, Any]) -> None:
     width, height = about["width"], about["height"]
+    fields = ", ".join(f"{name} ({kind})" for name, kind in about["fields"].items())
     rows = [
         ("pack", about["path"]),
         ("format", f"{about['format']}, shards: {about['num_shards']}"),
-        ("samples", f"{about['num_samples']}, fields {', '.join(about['fields'])}"),
+        ("samples", f"{about['num_samples']}, fields {fields}"),
         ("stored", _size(about["stored_bytes"])),
         ("splits", ", ".join(f"{name} {n}" for name, n in about["splits"].items())),
         ("width", "min {min}, median {median}, max {max}".format(**width)),

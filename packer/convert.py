@@ -21,6 +21,7 @@ from readers.version import __version__
 
 from . import duplicates, labels, layout
 from .destination import check_destination, existing_parent
+from .fields import add_fields, stamper
 from .memory import keep_freed_memory
 from .names import name_warnings
 from .options import Options
@@ -28,7 +29,7 @@ from .part import take_number, take_splits_and_classes
 from .prepare import prepare_all, settle
 from .publish import RejectedFile, changes, finish, keys_of
 from .shards import FIELD, ShardSequence
-from .sources import Listing, Scanning, Source, open_source, unseen
+from .sources import FieldSource, Listing, Scanning, Source, open_source, unseen
 from .split import split
 from .staging import Done, Staging, fingerprint
 
@@ -89,12 +90,15 @@ def convert(
     check_destination(out, source_path, overwrite=overwrite, force=force)
     source, listing, plan = list_source(source_path, out, options, scanning)
     options = replace(options, pixels=settle(source, plan.keys, options.pixels))
-    staging = Staging(out, _plan_json(source, plan, options), overwrite=overwrite)
+    fields = listing.fields
+    staging = Staging(out, _plan_json(source, plan, options, fields), overwrite=overwrite)
     try:
-        done = _drop_changed(staging, staging.finished(), source, plan, threads)
+        done = _drop_changed(staging.finished(), stamper(source, fields), plan, threads)
         staging.keep(done)
         num_resumed = sum(len(shard.rows) for shard in done)
-        done += _pack_rest(staging, done, source, plan, options, threads, io_threads, progress)
+        done += _pack_rest(
+            staging, done, source, fields, plan, options, threads, io_threads, progress
+        )
         rejected = _rejected(listing, plan, done)
         _refuse(staging, _unwanted(rejected), done, source, strict)
         manifest, index = finish(staging, done, source, listing, plan, options, rejected)
@@ -129,6 +133,7 @@ def list_source(
         scanning=scanning,
     )
     listing = source.scan()
+    add_fields(source, listing, options.fields, options.without_fields)
     if listing.given is None:
         plan = layout.plan(listing, source.root, options.layout, options.classes)
     else:
@@ -141,7 +146,9 @@ def list_source(
     return source, listing, plan
 
 
-def _plan_json(source: Source, plan: layout.Plan, options: Options) -> dict[str, Any]:
+def _plan_json(
+    source: Source, plan: layout.Plan, options: Options, fields: Sequence[FieldSource] = ()
+) -> dict[str, Any]:
     return {
         "source": os.path.realpath(source.root),
         "listing": fingerprint(
@@ -153,6 +160,8 @@ def _plan_json(source: Source, plan: layout.Plan, options: Options) -> dict[str,
         "layout": options.layout,
         "drop_duplicates": options.drop_duplicates,
         "pixels": options.pixels.describe(),
+        "fields": [[field.name, field.about.kind] for field in fields],
+        "patterns": dict(options.describe_fields()),
         "dspack": __version__,
     }
 
@@ -162,13 +171,13 @@ def _label_checksum(plan: layout.Plan) -> str:
 
 
 def _drop_changed(
-    staging: Staging, done: list[Done], source: Source, plan: layout.Plan, threads: int
+    done: list[Done], stamp: Callable[[str], tuple[int, int]], plan: layout.Plan, threads: int
 ) -> list[Done]:
     """The finished shards up to the first one of which a file has changed since."""
     with ThreadPoolExecutor(max(threads, 16)) as pool:
         for number, shard in enumerate(done):
             entries, *stored = zip(*shard.stamps(), strict=True)
-            now = pool.map(source.stamp, [plan.keys[entry] for entry in entries])
+            now = pool.map(stamp, [plan.keys[entry] for entry in entries])
             if list(now) != list(zip(*stored, strict=True)):
                 return done[:number]
     return done
@@ -178,6 +187,7 @@ def _pack_rest(
     staging: Staging,
     done: Sequence[Done],
     source: Source,
+    fields: Sequence[FieldSource],
     plan: layout.Plan,
     options: Options,
     threads: int,
@@ -188,7 +198,13 @@ def _pack_rest(
     start = done[-1].stop if done else 0
     progress(start, 0, len(plan))
     writer = ShardSequence(
-        staging, plan, options.format, options.shard_bytes, number=len(done), start=start
+        staging,
+        plan,
+        options.format,
+        options.shard_bytes,
+        number=len(done),
+        start=start,
+        fields=[field.name for field in fields],
     )
     try:
         entries, decode = range(start, len(plan)), options.check == "decode"
@@ -200,12 +216,13 @@ def _pack_rest(
             decode=decode,
             pixels=options.pixels,
             io_threads=io_threads,
+            fields=fields,
         )
         if options.drop_duplicates:
             batches = duplicates.FirstOfEach(plan, done).of(batches)
         for batch in batches:
             writer.append(batch)
-            progress(batch[-1].entry + 1, sum(len(p.data) for p in batch), len(plan))
+            progress(batch[-1].entry + 1, sum(p.num_bytes for p in batch), len(plan))
         return writer.finish()
     except BaseException:
         writer.abort()

@@ -1,4 +1,5 @@
-"""Samples with the very same bytes: counted, listed where they cross splits or classes, dropped."""
+"""Samples whose images are the very same bytes: counted, listed where they cross splits or classes,
+dropped. Further fields do not count: another caption makes no other picture."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ class FirstOfEach:
         self._keys = plan.keys
         self._first: dict[bytes, int] = {}
         for shard in done:
-            for entry, checksum in shard.rows[["entry", "checksum"]].tolist():
+            for entry, checksum in shard.rows[["entry", "image.checksum"]].tolist():
                 self._first[checksum] = entry
 
     def of(self, batches: Iterator[list[Prepared]]) -> Iterator[list[Prepared]]:
@@ -94,4 +95,4 @@ class FirstOfEach:
         if first == prepared.entry:
             return prepared
         reject = Reject(DUPLICATE, f"the same bytes as {printable(self._keys[first])}")
-        return prepared._replace(data=b"", image=None, reject=reject)
+        return prepared._replace(data=b"", image=None, values=(), reject=reject)

@@ -29,7 +29,9 @@ class Estimate:
     num_files: int
     by_split: dict[str, int]
     by_class: dict[str, int]
-    source_bytes: int
+    source_bytes: int  # of images
+    field_values: dict[str, int]  # further fields: how many samples have a value, and their bytes
+    field_bytes: dict[str, int]
     free_bytes: int
     seconds: float
     left_out: dict[str, int]
@@ -57,6 +59,10 @@ def estimate(
     options = replace(options, pixels=settle(source, plan.keys, options.pixels))
     with ThreadPoolExecutor(64) as pool:  # a stat each: deep enough for a slow mount
         sizes = [size for size, _ in pool.map(source.stamp, plan.keys)]
+        field_sizes = {
+            field.name: [size for size, _ in pool.map(field.stamp, plan.keys) if size >= 0]
+            for field in listing.fields
+        }
     rng = np.random.default_rng(0)
     chosen = rng.permutation(len(plan))[:_SAMPLE_FILES]
     paths = [plan.keys[i] for i in chosen]
@@ -70,6 +76,7 @@ def estimate(
         decode=options.check == "decode",
         pixels=options.pixels,
         io_threads=io_threads,
+        fields=listing.fields,
     ):
         prepared += batch
     seconds = (time.perf_counter() - started) / len(paths) * len(plan)
@@ -81,6 +88,8 @@ def estimate(
         by_split=layout.count(plan.splits[i] for i in plan.split_ids if i >= 0),
         by_class=layout.count(plan.classes[i] for i in plan.labels if i >= 0),
         source_bytes=sum(max(size, 0) for size in sizes),
+        field_values={name: len(of) for name, of in field_sizes.items()},
+        field_bytes={name: sum(of) for name, of in field_sizes.items()},
         free_bytes=shutil.disk_usage(existing_parent(out)).free,
         seconds=seconds,
         left_out=layout.count(listing.left_out.elements()),

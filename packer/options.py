@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .fields import Pattern
 from .part import Part
 from .pixels import PixelOptions
 from .split import NewSplits
@@ -29,3 +30,9 @@ class Options:
     new_splits: NewSplits | None = None
     drop_duplicates: bool = False
     pixels: PixelOptions = field(default_factory=PixelOptions)
+    fields: tuple[Pattern, ...] = ()
+    without_fields: tuple[str, ...] = ()
+
+    def describe_fields(self) -> list[tuple[str, str]]:
+        """The patterns of further fields, as JSON has them."""
+        return [(pattern.name, pattern.text) for pattern in self.fields]

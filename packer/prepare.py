@@ -18,11 +18,14 @@ from readers.checksum import checksum
 from readers.errors import SourceError
 
 from . import repack
+from .fields import fold_stamps
+from .geometry import Geometry, unchanged
 from .inspect import Image, Reject, check_pixels, inspect
 from .pixels import PixelOptions
 from .restart import require_jpegtran
-from .sources import Source, pack
+from .sources import FieldSource, File, Source, pack
 from .transform import Stored, is_plain, transform
+from .values import Found, Value, store
 
 # Files go to a thread by the batch: the cost of handing one over is shared by many small files.
 _BATCH_BYTES = 1 << 20
@@ -37,7 +40,9 @@ _AS_THEY_ARE = PixelOptions()
 
 class Prepared(NamedTuple):
     """One file, read and checked: a sample, or a reject with its reason. `data` is what is stored;
-    `change`, `segments` and `is_odd` as in packer.transform.Stored."""
+    `change`, `segments`, `is_odd` and `geometry` as in packer.transform.Stored. `values` are those
+    of the further fields, in their order, with their checksums. `source_bytes` and `source_ns`
+    stand for all files of the sample."""
 
     entry: int
     source_bytes: int
@@ -49,12 +54,81 @@ class Prepared(NamedTuple):
     change: str | None = None
     segments: npt.NDArray[Any] | None = None
     is_odd: bool = False
+    geometry: Geometry | None = None
+    values: tuple[tuple[Value, bytes], ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that are stored."""
+        return len(self.data) + sum(len(value.data) for value, _ in self.values)
 
 
 def prepare(
-    source: Source, path: str, entry: int, decode: bool, pixels: PixelOptions = _AS_THEY_ARE
+    source: Source,
+    path: str,
+    entry: int,
+    decode: bool,
+    pixels: PixelOptions = _AS_THEY_ARE,
+    fields: Sequence[FieldSource] = (),
 ) -> Prepared:
-    """Read one file and look at it, with `decode` at all its pixels. Raises SourceError."""
+    """Read a sample's files and look at them, with `decode` at all pixels. Raises SourceError."""
+    prepared = _prepare_image(source, path, entry, decode, pixels)
+    return _with_fields(prepared, path, decode, pixels, fields) if fields else prepared
+
+
+def _with_fields(
+    prepared: Prepared,
+    path: str,
+    decode: bool,
+    pixels: PixelOptions,
+    fields: Sequence[FieldSource],
+) -> Prepared:
+    """The sample with its further fields, or a reject for the first that cannot be stored."""
+    # All are read even if the first is a reject: resuming looks at the stamps of all.
+    found = [_read_field(field, path) for field in fields]
+    stamps = [f[1:3] if isinstance(f, File) else (-1, -1) for f in found]
+    num_bytes, modified_ns = fold_stamps([(prepared.source_bytes, prepared.source_ns), *stamps])
+    reject, values = prepared.reject, []
+    if prepared.image is not None:
+        geometry = prepared.geometry or unchanged(prepared.image.width, prepared.image.height)
+        try:
+            for field, file in zip(fields, found, strict=True):
+                value = _value(field, file, path, geometry, decode, pixels)
+                values.append((value, checksum(value.data)))
+        except Reject as problem:
+            reject = problem
+    if reject is not None:
+        return Prepared(prepared.entry, num_bytes, modified_ns, b"", reject=reject)
+    return prepared._replace(source_bytes=num_bytes, source_ns=modified_ns, values=tuple(values))
+
+
+def _read_field(field: FieldSource, path: str) -> File | Reject | None:
+    try:
+        return field.read(path)
+    except Reject as reject:
+        return reject
+
+
+def _value(
+    field: FieldSource,
+    file: File | Reject | None,
+    path: str,
+    geometry: Geometry,
+    decode: bool,
+    pixels: PixelOptions,
+) -> Value:
+    if isinstance(file, Reject):
+        raise file
+    if file is None:
+        return Value(b"", (f"no {field.name}, an empty value is stored",))
+    where = field.where(path)
+    found = Found(file.data, field.name, where, path, geometry, decode, pixels)
+    return store(field.about.kind, found)
+
+
+def _prepare_image(
+    source: Source, path: str, entry: int, decode: bool, pixels: PixelOptions
+) -> Prepared:
     if pixels.copied is not None:
         return _prepare_copy(source, path, entry, decode)
     try:
@@ -95,7 +169,7 @@ def _taken_as_srgb(image: Image) -> str:
 
 
 def _prepared(entry: int, num_bytes: int, modified_ns: int, stored: Stored) -> Prepared:
-    data, image, change, segments, is_odd = stored
+    data, image, change, segments, is_odd, geometry = stored
     return Prepared(
         entry,
         num_bytes,
@@ -106,6 +180,7 @@ def _prepared(entry: int, num_bytes: int, modified_ns: int, stored: Stored) -> P
         change=change,
         segments=segments,
         is_odd=is_odd,
+        geometry=geometry,
     )
 
 
@@ -144,6 +219,7 @@ def prepare_all(
     decode: bool,
     pixels: PixelOptions = _AS_THEY_ARE,
     io_threads: int | None = None,
+    fields: Sequence[FieldSource] = (),
 ) -> Iterator[list[Prepared]]:
     """Prepare `entries` of `paths`, batch by batch and in order, several batches at once.
 
@@ -152,7 +228,8 @@ def prepare_all(
     """
     cv2.setNumThreads(0)  # one picture is too small to share
     # Decoding runs beside Python, so threads help; looking at headers is Python, and they do not.
-    looks_only = not decode and (pixels == _AS_THEY_ARE or pixels.copied is not None)
+    plain = (pixels == _AS_THEY_ARE or pixels.copied is not None) and not fields
+    looks_only = not decode and plain  # masks may be decoded
     readers = _Readers(io_threads or (1 if looks_only else threads), may_grow=io_threads is None)
     pending: deque[Future[list[Prepared]]] = deque()
     batch_files = _BATCH_FILES_START
@@ -160,7 +237,7 @@ def prepare_all(
 
     def work(batch: range) -> list[Prepared]:
         with readers.permits:
-            return [prepare(source, paths[entry], entry, decode, pixels) for entry in batch]
+            return [prepare(source, paths[i], i, decode, pixels, fields) for i in batch]
 
     # Where files are small and nothing is waited for, all is Python, and threads that take turns
     # are a quarter slower than one that does not stop.

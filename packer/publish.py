@@ -45,7 +45,9 @@ def finish(
 ) -> tuple[Manifest, dict[str, Column]]:
     """Write the index and the list of rejects; returns the manifest and the index."""
     filled = [shard for shard in done if len(shard.rows)]
-    columns = _columns(filled, plan)
+    further = {field.name: field.about for field in listing.fields}
+    fields = [FIELD, *further]
+    columns = _columns(filled, plan, fields)
     names = [*save_columns(staging.pack, columns), REJECTED_NAME]
     if options.pixels.makes_segments or options.pixels.copied is not None:
         names += _save_segments(staging, done, options.pixels)
@@ -60,7 +62,7 @@ def finish(
     manifest = Manifest(
         format=options.format,
         num_samples=len(columns["label"]),
-        fields={FIELD: _field(options.pixels, columns)},
+        fields={FIELD: _field(options.pixels, columns), **further},
         classes=tuple(plan.classes),
         splits=tuple(plan.splits),
         shards=tuple(
@@ -68,7 +70,7 @@ def finish(
             for shard in filled
         ),
         files=tuple(pack_file(staging.pack, name) for name in names),
-        content_digest=content_digest(plan.classes, plan.splits, columns, [FIELD]),
+        content_digest=content_digest(plan.classes, plan.splits, columns, fields),
         num_rejected=len(rejected),
         made=_made(source, listing, options, done, rejected),
     )
@@ -109,11 +111,10 @@ def _shard_name(file_name: str) -> str:
     return file_name.removeprefix("shards/").partition(".")[0]
 
 
-def _columns(filled: Sequence[Done], plan: layout.Plan) -> dict[str, Column]:
+def _columns(filled: Sequence[Done], plan: layout.Plan, fields: Sequence[str]) -> dict[str, Column]:
     """The index of all shards' rows."""
     rows = np.concatenate([shard.rows for shard in filled])
     sizes = [len(shard.rows) for shard in filled]
-    offsets = [np.cumsum(shard.rows["length"]) - shard.rows["length"] for shard in filled]
     key_offset, keys = pack_keys([plan.keys[entry] for entry in rows["entry"]])
     columns: dict[str, Column] = {
         "label": plan.labels[rows["entry"]],
@@ -125,14 +126,16 @@ def _columns(filled: Sequence[Done], plan: layout.Plan) -> dict[str, Column]:
         "width": rows["width"],
         "height": rows["height"],
         "orientation": rows["orientation"],
-        f"{FIELD}.length": rows["length"],
-        f"{FIELD}.offset": np.concatenate(offsets),
-        f"{FIELD}.checksum": np.ascontiguousarray(rows["checksum"]).view(np.uint8).reshape(-1, 16),
     }
-    assert list(columns) == column_names([FIELD])
-    if rows["odd"].any():
-        columns[f"{FIELD}.odd"] = rows["odd"]
-    return columns
+    for field in fields:
+        lengths = [shard.rows[f"{field}.length"] for shard in filled]
+        checksums = np.ascontiguousarray(rows[f"{field}.checksum"])
+        columns[f"{field}.length"] = rows[f"{field}.length"]
+        columns[f"{field}.offset"] = np.concatenate([np.cumsum(of) - of for of in lengths])
+        columns[f"{field}.checksum"] = checksums.view(np.uint8).reshape(-1, 16)
+    assert list(columns) == column_names(fields)
+    odd = {f"{field}.odd": rows[f"{field}.odd"] for field in fields}
+    return columns | {name: column for name, column in odd.items() if column.any()}
 
 
 def _made(
@@ -143,7 +146,8 @@ def _made(
     rejected: Sequence[RejectedFile],
 ) -> dict[str, Any]:
     """How the pack was made, for people."""
-    return {
+    fields = {"fields": dict(options.describe_fields())} if options.fields else {}
+    return fields | {
         "by": f"dspack {__version__}",
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "source": os.path.realpath(source.root),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from readers.manifest import PackFile
 
 from .layout import Plan
 from .prepare import Prepared
-from .staging import ROW_DTYPE, Done, Rejected, Staging, sync
+from .staging import Done, Rejected, Staging, row_dtype, sync
 
 FIELD = "image"
 _UNRECORDED_MAX = 2  # sealed shards that wait for the disk; an interruption loses their work
@@ -35,14 +37,16 @@ class ShardSequence:
         *,
         number: int,
         start: int,
+        fields: Sequence[str] = (),
     ) -> None:
-        """Go on with shard `number` at the plan's entry `start`."""
+        """Go on with shard `number` at the plan's entry `start`. `fields` are further ones."""
         self._staging = staging
         self._plan = plan
         self._shard_bytes = shard_bytes
         self._format = formats.load(format_name)
         self._number = number
         self._start = start
+        self._fields = [FIELD, *fields]
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._sealed: list[Future[Done]] = []
         self._open_shard()
@@ -59,7 +63,7 @@ class ShardSequence:
 
     def append(self, batch: list[Prepared]) -> None:
         """Add prepared files in order, starting a new shard where one is full."""
-        values: list[bytes] = []
+        values: list[tuple[bytes, ...]] = []
         for prepared in batch:
             if prepared.reject is not None:
                 self._rejected.append(
@@ -72,9 +76,9 @@ class ShardSequence:
                     )
                 )
                 continue
-            image, data = prepared.image, prepared.data
+            image = prepared.image
             assert image is not None
-            if self._rows and self._num_bytes + len(data) > self._shard_bytes:
+            if self._rows and self._num_bytes + prepared.num_bytes > self._shard_bytes:
                 self._write(values)
                 values = []
                 self._seal(stop=prepared.entry)
@@ -86,28 +90,37 @@ class ShardSequence:
                     image.width,
                     image.height,
                     image.orientation,
-                    len(data),
-                    prepared.checksum,
                     prepared.source_bytes,
                     prepared.source_ns,
+                    len(prepared.data),
+                    prepared.checksum,
                     prepared.is_odd,
+                    *self._note_values(prepared),
                 )
             )
             self._segments.append(prepared.segments)
             if prepared.change is not None:
                 self._changes[prepared.change] += 1
-            values.append(data)
-            self._num_bytes += len(data)
+            values.append((prepared.data, *(value.data for value, _ in prepared.values)))
+            self._num_bytes += prepared.num_bytes
         self._write(values)
 
-    def _write(self, values: list[bytes]) -> None:
+    def _note_values(self, prepared: Prepared) -> Iterator[Any]:
+        """The columns of the further fields; what is to be told of them is noted."""
+        for value, value_checksum in prepared.values:
+            self._warnings += [(prepared.entry, warning) for warning in value.warnings]
+            if value.change is not None:
+                self._changes[value.change] += 1
+            yield from (len(value.data), value_checksum, value.is_odd)
+
+    def _write(self, values: list[tuple[bytes, ...]]) -> None:
         if not values:
             return
         if self._writer is None:
             self._writer = self._format.ShardWriter(
-                self._staging.pack / "shards", f"{self._number:05d}", [FIELD]
+                self._staging.pack / "shards", f"{self._number:05d}", self._fields
             )
-        self._writer.append({FIELD: values})
+        self._writer.append(dict(zip(self._fields, zip(*values, strict=True), strict=True)))
         idle = not self._flushes or self._flushes[-1].done()
         if idle and self._num_bytes - self._flushed_bytes >= _FLUSH_BYTES:
             self._flushed_bytes = self._num_bytes
@@ -116,10 +129,11 @@ class ShardSequence:
     def _flush_shard(self, prefix: str) -> None:
         for path in (self._staging.pack / "shards").iterdir():
             if path.name.startswith(prefix):
-                sync(path)
+                with suppress(FileNotFoundError):  # it held values until they got to their place
+                    sync(path)
 
     def _seal(self, stop: int) -> None:
-        rows = np.array(self._rows, ROW_DTYPE) if self._rows else np.zeros(0, ROW_DTYPE)
+        rows = np.array(self._rows, row_dtype(self._fields))
         entries = rows["entry"]
         names = []
         if self._writer is not None:

@@ -31,21 +31,25 @@ from readers.checksum import canonical_json
 from readers.errors import DestinationError, printable
 from readers.manifest import MANIFEST_NAME, PackFile
 
-# Columns of a finished shard's record. `entry` is the sample's row in the plan; the source's size
-# and time tell on resuming whether a file has changed.
-ROW_DTYPE = np.dtype(
-    [
+
+def row_dtype(fields: Sequence[str]) -> np.dtype[Any]:
+    """The columns of a finished shard's record. `entry` is the sample's row in the plan; the
+    source's size and time tell on resuming whether a file has changed."""
+    columns = [
         ("entry", "<i8"),
         ("width", "<i4"),
         ("height", "<i4"),
         ("orientation", "|u1"),
-        ("length", "<i8"),
-        ("checksum", "V16"),
         ("source_bytes", "<i8"),
         ("source_ns", "<i8"),
-        ("odd", "|u1"),
     ]
-)
+    for field in fields:
+        columns += [
+            (f"{field}.length", "<i8"),
+            (f"{field}.checksum", "V16"),
+            (f"{field}.odd", "|u1"),
+        ]
+    return np.dtype(columns)
 
 
 class Rejected(NamedTuple):

@@ -169,11 +169,12 @@ def _as_stored(
 FLIPPED_AXES = _FLIPPED_COLUMNS, _FLIPPED_ROWS = (2, 3, 6, 7), (3, 4, 7, 8)
 
 
-def upright(pixels: npt.NDArray[Any], orientation: int) -> Pixels:
-    """Turn an image as stored into the upright one (EXIF 2.3, tag 0x0112)."""
+def upright(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
+    """Turn an image as stored, (height, width) or with channels, into the upright one (EXIF 2.3,
+    tag 0x0112)."""
     if orientation == 1:
         return pixels
     if orientation >= 5:  # rows and columns are exchanged
-        pixels = pixels.transpose(1, 0, 2)
+        pixels = pixels.swapaxes(0, 1)
     flip_rows, flip_columns = orientation in _FLIPPED_ROWS, orientation in _FLIPPED_COLUMNS
     return np.ascontiguousarray(pixels[:: -1 if flip_rows else 1, :: -1 if flip_columns else 1])

@@ -36,18 +36,19 @@ class Shard:
 
 @dataclass(frozen=True)
 class Field:
-    """How a field is stored: "encoded" (an image file), "bytes" (anything), or "array": every
-    value is the C-ordered bytes of an array of one `dtype` and `shape`. The `dtype` of image files
-    is that of their pixels, "<u2" where more than 8 bits are kept, and None for uint8. `odd` is
-    the rule by which values are decoded that the column FIELD.odd marks: the members of
-    readers.odd.Rule."""
+    """How a field is stored: "encoded" (an image file), "mask" (an image file whose pixels are
+    numbers and no colours, see readers.masks), "text" (UTF-8), "bytes" (anything), or "array":
+    every value is the C-ordered bytes of an array of one `dtype` and `shape`. The `dtype` of
+    encoded images is that of their pixels, "<u2" where more than 8 bits are kept, and None for
+    uint8. `odd` is the rule by which images are decoded that the column FIELD.odd marks: the
+    members of readers.odd.Rule."""
 
     kind: str = "encoded"
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     odd: dict[str, Any] | None = None
 
-    KINDS: ClassVar[tuple[str, ...]] = ("encoded", "bytes", "array")
+    KINDS: ClassVar[tuple[str, ...]] = ("encoded", "mask", "text", "bytes", "array")
 
 
 @dataclass(frozen=True)

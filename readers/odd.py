@@ -60,7 +60,7 @@ def canonical(data: bytes | memoryview, rule: Rule, warn: Warn = _ignore) -> Pix
             maximum = largest_value(image, data)
             image.load()
             in_index = image.format in (*_JPEG, "PNG")
-            orientation = 1 if in_index else _orientation(image, warn)
+            orientation = 1 if in_index else orientation_of(image, warn)
             if maximum > 255 and rule.depth == "keep":
                 values = widen(_deep_values(image, data, maximum), maximum)
                 return upright(_deep_rgb(values, rule.background), orientation)
@@ -89,16 +89,21 @@ def num_frames(image: PIL.Image.Image) -> int:
 
 def largest_value(image: PIL.Image.Image, data: bytes | memoryview) -> int:
     """The largest value a channel can have: 255, or more where there are more than 8 bits."""
+    return max(255, largest_stored(image, data))
+
+
+def largest_stored(image: PIL.Image.Image, data: bytes | memoryview) -> int:
+    """The largest value that the file itself can hold: also less than 255, which Pillow widens."""
     bits = 8
     if image.format == "PNG":
         bits = data[24]
     elif image.format == "TIFF":
         bits = int(max(_tag(image, _BITS_TAG) or (8,)))
     elif image.format == "PPM":
-        return max(255, _ppm_maximum(image))
+        return _ppm_maximum(image)
     elif image.format == "AVIF":
         bits = _avif_bits(bytes(data[:_AVIF_HEADER_BYTES]))
-    return int(max(255, 2**bits - 1))
+    return int(2**bits - 1)
 
 
 def _tag(tiff: PIL.Image.Image, tag: int) -> Any:
@@ -256,7 +261,7 @@ def _to_srgb(image: PIL.Image.Image, profile: bytes, warn: Warn) -> PIL.Image.Im
     return converted
 
 
-def _orientation(image: PIL.Image.Image, warn: Warn) -> int:
+def orientation_of(image: PIL.Image.Image, warn: Warn = _ignore) -> int:
     """EXIF's orientation, wherever the file keeps it. Asked after load(): a TIFF is upright by then
     and has lost the tag."""
     try:

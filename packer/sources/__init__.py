@@ -10,6 +10,13 @@ class Source:
     def stamp(self, path: str) -> tuple[int, int]
         Size in bytes and modification time in ns, to notice a change. Called from many threads.
 
+A source of files also has, for the files that a field's pattern names:
+
+    def read_beside(self, path: str) -> File
+        A file that need not be listed, and may be missing: then it raises Reject(NO_FILE).
+
+and a source that has further fields lists a FieldSource for each.
+
 `open_source` is the one place that tells the kinds apart and makes a source.
 """
 
@@ -21,13 +28,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from readers.errors import SourceError
-from readers.manifest import MANIFEST_NAME
+from readers.manifest import MANIFEST_NAME, Field
+
+NO_FILE = "no such file"  # a reason of a Reject
 
 
 @dataclass
@@ -40,6 +49,9 @@ class Listing:
     rejected: list[tuple[str, str]] = field(default_factory=list)  # (path, reason)
     warnings: list[str] = field(default_factory=list)
     given: Given | None = None  # where labels and splits are not read from folders
+    others: list[str] = field(default_factory=list)  # counted in left_out: no image by their names
+    columns: dict[str, Column] = field(default_factory=dict)  # further columns of a list
+    fields: list[FieldSource] = field(default_factory=list)  # further fields of the samples
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,42 @@ class Source(Protocol):
     def scan(self) -> Listing: ...
     def read(self, path: str) -> File: ...
     def stamp(self, path: str) -> tuple[int, int]: ...
+
+
+@runtime_checkable
+class SourceOfFiles(Source, Protocol):
+    def read_beside(self, path: str) -> File: ...
+
+
+class FieldSource(Protocol):
+    """A further field: where its values come from. Everything is asked by an image's path.
+
+    `about` is what the manifest says of the field, and decides what becomes of a value.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def about(self) -> Field: ...
+
+    def read(self, image: str) -> File | None:
+        """A value; None where a sample has none and need not have one. Called from many threads.
+        Raises Reject, whose reason names the field, and SourceError."""
+
+    def stamp(self, image: str) -> tuple[int, int]:
+        """As Source.stamp; (-1, -1) for what read() rejects or has not."""
+
+    def where(self, image: str) -> str:
+        """What a value is called in messages: its path, where it has one."""
+
+
+class Column(NamedTuple):
+    """A column of a list: how many rows have it, and what it says of an image, as text or as the
+    path of a file below the source (None for nothing; `path` raises Reject for one outside)."""
+
+    num_rows: int
+    text: Callable[[str], str | None]
+    path: Callable[[str], str | None]
 
 
 KINDS = ("folder", "tar", "zip", "webdataset", "list", "pack")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import posixpath
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,7 @@ from readers.errors import SourceError
 
 from ..inspect import Reject
 from ..retry import retry
-from . import File, Listing, extension_reason, junk_reason
+from . import NO_FILE, File, Listing, extension_reason, junk_reason
 
 _LISTING_THREADS = 16  # hides the latency of a slow mount; folders are few
 
@@ -20,6 +22,7 @@ class Source:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._real_root = os.path.realpath(root)
+        self._folder_problems: dict[str, str | None] = {}
 
     def scan(self) -> Listing:
         """One scandir of every folder, several at a time, and no stat of a file."""
@@ -61,6 +64,7 @@ class Source:
             listing.rejected.append((path, problem))
         elif reason := extension_reason(entry.name):
             listing.left_out[reason] += 1
+            listing.others.append(path)
         elif entry.is_file():
             listing.files.append(path)
         else:
@@ -68,13 +72,42 @@ class Source:
         return False
 
     def link_problem(self, path: str) -> str | None:
-        """Why a link is not followed; None if it leads to a file in the source."""
-        target = os.path.realpath(self.root / path)
-        if os.path.commonpath([target, self._real_root]) != self._real_root:
+        """Why a link is not followed; None if it leads to a file in the source, or in the folder
+        beside it that `path` itself names (`../masks`)."""
+        target = os.path.realpath(f"{self._real_root}/{path}")
+        if not any(_is_within(target, root) for root in self._roots_of(path)):
             return "link out of the source"
         if not Path(target).exists():
             return "link to nothing"
         return "link to a folder" if Path(target).is_dir() else None
+
+    def _roots_of(self, path: str) -> list[str]:
+        """The folders that links in a path may lead into."""
+        above = path[: path.rfind("../") + 3] if path.startswith("../") else ""
+        if not above:
+            return [self._real_root]
+        named = above + path[len(above) :].partition("/")[0] if "/" in path[len(above) :] else above
+        return [self._real_root, os.path.realpath(f"{self._real_root}/{named}")]
+
+    def _folder_problem(self, folder: str) -> str | None:
+        """Why files are not read from a folder that need not be listed."""
+        if folder not in self._folder_problems:
+            real = os.path.realpath(f"{self._real_root}/{folder}")
+            inside = any(_is_within(real, root) for root in self._roots_of(f"{folder}/"))
+            self._folder_problems[folder] = None if inside else "link out of the source"
+        return self._folder_problems[folder]
+
+    def read_beside(self, path: str) -> File:
+        if problem := self._folder_problem(posixpath.dirname(path)):
+            raise Reject(problem)
+        try:
+            return self._read_once(path, listed=False)
+        except (FileNotFoundError, NotADirectoryError):
+            raise Reject(NO_FILE) from None
+        except OSError as error:
+            if error.errno == errno.ELOOP and (problem := self.link_problem(path)):
+                raise Reject(problem) from None
+            return self._read_again(path)
 
     def read(self, path: str) -> File:
         try:
@@ -94,10 +127,15 @@ class Source:
         except PermissionError:
             raise Reject("no permission to read it") from None
 
-    def _read_once(self, path: str) -> File:
-        descriptor = os.open(f"{self._real_root}/{path}", os.O_RDONLY | os.O_CLOEXEC)
+    def _read_once(self, path: str, *, listed: bool = True) -> File:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        if not listed:  # opening a pipe would wait for somebody to write to it
+            flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(f"{self._real_root}/{path}", flags)
         try:
             status = os.fstat(descriptor)
+            if not listed and not stat.S_ISREG(status.st_mode):
+                raise Reject("not a regular file")
             data = os.read(descriptor, status.st_size)
             while len(data) < status.st_size:  # Linux reads 2 GiB at most, and mounts may do less
                 more = os.read(descriptor, status.st_size - len(data))
@@ -120,3 +158,7 @@ class Source:
         if not stat.S_ISREG(status.st_mode):
             return (-1, -1)
         return (status.st_size, status.st_mtime_ns)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, folder]) == folder

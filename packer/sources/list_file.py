@@ -1,6 +1,7 @@
 """A list of images: CSV, TSV or JSON lines with the columns path, label (or class) and split.
 
 A label is a class's name, or its number if all labels are numbers; a `class` is always a name.
+Further columns hold texts, or paths of further files.
 """
 
 from __future__ import annotations
@@ -8,11 +9,10 @@ from __future__ import annotations
 import csv
 import json
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -21,7 +21,7 @@ from readers.errors import SourceError, printable
 from ..archive import join
 from ..inspect import Reject
 from ..labels import Stated, give
-from . import File, Listing, folder
+from . import NO_FILE, Column, File, Listing, folder
 
 EXTENSIONS = (".csv", ".tsv", ".jsonl")
 _COLUMNS = ("path", "label", "class", "split")
@@ -36,6 +36,7 @@ class _Table:
     """What a list says, row for row, and how many rows have which column."""
 
     lines: dict[str, int] = field(default_factory=dict)  # of every path
+    further: dict[str, dict[str, object]] = field(default_factory=dict)  # columns, by path
     labels: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
     columns: Counter[str] = field(default_factory=Counter)
@@ -47,16 +48,14 @@ class Source:
         """`base` is the folder that paths are relative to; the list's own if not given."""
         self.root = root
         self._base = Path(os.path.abspath(root.parent if base is None else base))
-        self._real_base = os.path.realpath(self._base)
-        self._real_folders: dict[str, str] = {}
         self._folder = folder.Source(self._base)
         self._is_json = root.suffix.lower() == ".jsonl"
 
     def scan(self) -> Listing:
         table, listing = self._table, Listing()
-        for name, number in table.columns.items():
-            if name not in _COLUMNS:
-                listing.left_out[f"column {name}"] = number
+        for name, values in table.further.items():
+            text, path = partial(self._column_text, values), partial(self._column_path, values)
+            listing.columns[name] = Column(table.columns[name], text, path)
         if table.columns.keys().isdisjoint(_COLUMNS[1:]):
             listing.files = list(table.lines)
             listing.folders = _folders(listing.files)
@@ -77,6 +76,8 @@ class Source:
                 self._fail(line, f"{printable(path)!r} is listed twice, first on line {first}")
             table.lines[path] = line
             table.columns.update(row.keys())
+            for name in row.keys() - set(_COLUMNS):
+                table.further.setdefault(name, {})[path] = row[name]
             table.labels.append(self._label(line, row))
             table.splits.append(self._text(line, row, "split"))
             if bool(table.splits[0]) != bool(table.splits[-1]):
@@ -149,13 +150,11 @@ class Source:
         value = row.get("path")
         if not isinstance(value, str) or not value:
             self._fail(line, "no `path`")
-        path = value if "/" in value else value.replace("\\", "/")  # a list made on Windows
-        base = f"{self._base}/".replace("//", "/")
-        clean = join("", path.removeprefix(base) if path.startswith(base) else path)
+        clean = self._below_base(value)
         if clean is None:
             self._fail(
                 line,
-                f"{printable(path)!r} is not below {self._base}",
+                f"{printable(value)!r} is not below {self._base}",
                 "say what the paths are relative to with --root FOLDER",
             )
         try:
@@ -163,8 +162,26 @@ class Source:
         except UnicodeEncodeError:
             possible = False
         if not possible:
-            self._fail(line, f"{path!r} cannot be the name of a file")
+            self._fail(line, f"{value!r} cannot be the name of a file")
         return clean
+
+    def _below_base(self, path: str) -> str | None:
+        """A path as it stands in the list, below the base; None if it is not."""
+        path = path if "/" in path else path.replace("\\", "/")  # a list made on Windows
+        return join("", path.removeprefix(f"{self._base}/".replace("//", "/")))
+
+    def _column_text(self, values: dict[str, object], image: str) -> str | None:
+        value = values.get(image)
+        if value is None or isinstance(value, str):
+            return value
+        return json.dumps(value, ensure_ascii=False)
+
+    def _column_path(self, values: dict[str, object], image: str) -> str | None:
+        text = self._column_text(values, image)
+        path = self._below_base(text) if text else None
+        if text and path is None:
+            raise Reject("not below the list's folder", printable(text))
+        return path
 
     def _fail(self, line: int, problem: str, advice: str | None = None) -> NoReturn:
         raise SourceError(f"line {line}: {problem}", path=self.root, advice=advice)
@@ -173,23 +190,14 @@ class Source:
 
     def read(self, path: str) -> File:
         try:
-            mode = os.lstat(self._base / path).st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            raise Reject("no such file", f"line {self._table.lines[path]} of the list") from None
-        except OSError:
-            mode = stat.S_IFREG  # reading it tells, and tries again
-        if stat.S_ISLNK(mode) or self._folder_leads_out(path.rpartition("/")[0]):
-            if problem := self._folder.link_problem(path):
-                raise Reject(problem)
-        elif not stat.S_ISREG(mode):
-            raise Reject("not a regular file")
-        return self._folder.read(path)
+            return self._folder.read_beside(path)
+        except Reject as reject:
+            if reject.reason != NO_FILE:
+                raise
+            raise Reject(NO_FILE, f"line {self._table.lines[path]} of the list") from None
 
-    def _folder_leads_out(self, parent: str) -> bool:
-        if parent not in self._real_folders:
-            self._real_folders[parent] = os.path.realpath(self._base / parent)
-        real = self._real_folders[parent]
-        return os.path.commonpath([real, self._real_base]) != self._real_base
+    def read_beside(self, path: str) -> File:
+        return self._folder.read_beside(path)
 
     def stamp(self, path: str) -> tuple[int, int]:
         return self._folder.stamp(path)

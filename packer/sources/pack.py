@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -70,8 +71,10 @@ class Source:
         listing.given = Given(
             manifest.classes, index["label"], manifest.splits, index["split"], numbered=False
         )
-        for name in manifest.fields:
-            if name != _FIELD:
+        for name, about in manifest.fields.items():
+            if name != _FIELD and about.odd is None:
+                listing.fields.append(_PackField(name, about, self))
+            elif name != _FIELD:  # such an image needs a rule of its own, which no option states
                 listing.left_out[f"field {name}"] = manifest.num_samples
         if manifest.num_rejected:
             listing.warnings.append(
@@ -81,7 +84,7 @@ class Source:
 
     def read(self, path: str) -> File:
         """An image as a file: pixels, uint8 or uint16 RGB, as a PNG that is not compressed."""
-        data, kind = self._value(path), None
+        data, kind = self._value(path, _FIELD), None
         if self.field.kind == "array":
             pixels = np.frombuffer(data, self.field.dtype).reshape(self.field.shape or ())
             parameters = [cv2.IMWRITE_PNG_COMPRESSION, 0]
@@ -94,7 +97,7 @@ class Source:
         """A stored value, whatever it is. Raises Reject."""
         row, index = self._rows[path], self._pack.index
         return Copy(
-            self._value(path),
+            self._value(path, _FIELD),
             int(index["width"][row]),
             int(index["height"][row]),
             int(index["orientation"][row]),
@@ -102,11 +105,37 @@ class Source:
             self._pack.odd_rule(row),
         )
 
-    def _value(self, path: str) -> bytes:
+    def read_field(self, path: str, name: str) -> File:
+        return File(self._value(path, name), *self.stamp_field(path, name))
+
+    def _value(self, path: str, name: str) -> bytes:
         try:
-            return self._pack.read(self._rows[path])
+            return self._pack.read(self._rows[path], name)
         except DamagedPack as error:
             raise Reject("damaged in the source pack", error.reason) from None
 
     def stamp(self, path: str) -> tuple[int, int]:
-        return (int(self._pack.index[f"{_FIELD}.length"][self._rows[path]]), self._modified_ns)
+        return self.stamp_field(path, _FIELD)
+
+    def stamp_field(self, path: str, name: str) -> tuple[int, int]:
+        return (int(self._pack.index[f"{name}.length"][self._rows[path]]), self._modified_ns)
+
+
+@dataclass(frozen=True)
+class _PackField:
+    name: str
+    about: Field
+    source: Source
+
+    def read(self, image: str) -> File | None:
+        try:
+            file = self.source.read_field(image, self.name)
+        except Reject as reject:
+            raise Reject(f"{self.name}: {reject.reason}", reject.detail) from None
+        return None if self.about.kind == "mask" and not file.data else file
+
+    def stamp(self, image: str) -> tuple[int, int]:
+        return self.source.stamp_field(image, self.name)
+
+    def where(self, image: str) -> str:
+        return f"the {self.name} of {image}"

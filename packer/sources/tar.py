@@ -19,7 +19,8 @@ from typing import IO, NamedTuple
 from readers.errors import MissingDependency, SourceError, printable
 
 from ..archive import ArchiveFile, HardLink, Place, Symlink, Tree, join
-from . import File, Listing, Scanning, junk_reason, unseen
+from ..inspect import Reject
+from . import NO_FILE, File, Listing, Scanning, junk_reason, unseen
 
 _BLOCK = tarfile.BLOCKSIZE
 _WINDOW_BYTES = 1 << 16  # holds several small members; a slow mount takes a millisecond for each
@@ -71,8 +72,14 @@ class Source:
         self._archive.check_unchanged()
         return File(data, *self.stamp(path))
 
+    def read_beside(self, path: str) -> File:
+        if path not in self._index[1]:
+            raise Reject(NO_FILE)
+        return self.read(path)
+
     def stamp(self, path: str) -> tuple[int, int]:
-        return (self._index[1][path][1], self._archive.modified_ns)
+        place = self._index[1].get(path)
+        return (-1, -1) if place is None else (place[1], self._archive.modified_ns)
 
 
 def _nested_folder(member: Member) -> str | None:

@@ -1,7 +1,8 @@
 """WebDataset shards: tar archives in which the files of a sample share all before the first dot.
 
 A member `folder/0001.seg.png` is the field `seg.png` of the sample `folder/0001`. The field that is
-an image's extension is the image, `cls` its label. Members of a sample need not be neighbours.
+an image's extension is the image, `cls` its label; a second image is a mask. Members of a sample
+need not be neighbours.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
 from readers.errors import SourceError
+from readers.manifest import Field
 from readers.open_files import allow_open_files
 
 from ..archive import ArchiveFile, join
+from ..fields import is_field_name, kind_of
 from ..labels import Stated, give
 from . import (
     IMAGE_EXTENSIONS,
@@ -90,6 +94,9 @@ class Source:
             folders=sorted(samples.folders),
             left_out=samples.left_out.copy(),
             rejected=list(samples.rejected),
+            fields=[
+                _MemberField(name, Field(kind_of(name)), self) for name in sorted(samples.fields)
+            ],
         )
         if not samples.labels:  # as anywhere: by the folders
             listing.files = list(samples.images)
@@ -103,14 +110,41 @@ class Source:
         return listing
 
     def read(self, path: str) -> File:
-        shard, start, num_bytes = self._samples.images[path]
-        data = self._shards[shard].read(start, num_bytes)
-        self._shards[shard].check_unchanged()
-        return File(data, *self.stamp(path))
+        return self.read_place(self._samples.images[path])
 
     def stamp(self, path: str) -> tuple[int, int]:
-        place = self._samples.images[path]
+        return self.stamp_place(self._samples.images[path])
+
+    def read_place(self, place: _Place) -> File:
+        shard = self._shards[place.shard]
+        data = shard.read(place.start, place.num_bytes)
+        shard.check_unchanged()
+        return File(data, *self.stamp_place(place))
+
+    def stamp_place(self, place: _Place) -> tuple[int, int]:
         return (place.num_bytes, self._shards[place.shard].modified_ns)
+
+    def place_of(self, image: str, field: str) -> _Place | None:
+        """Where the value of a further field of an image's sample lies."""
+        return self._samples.fields[field].get(image)
+
+
+@dataclass(frozen=True)
+class _MemberField:
+    name: str
+    about: Field
+    source: Source
+
+    def read(self, image: str) -> File | None:
+        place = self.source.place_of(image, self.name)
+        return None if place is None else self.source.read_place(place)
+
+    def stamp(self, image: str) -> tuple[int, int]:
+        place = self.source.place_of(image, self.name)
+        return (-1, -1) if place is None else self.source.stamp_place(place)
+
+    def where(self, image: str) -> str:
+        return f"the {self.name} of {image}"
 
 
 class _Samples:
@@ -120,6 +154,7 @@ class _Samples:
         self._root = root
         self._shards = shards
         self._fields: dict[str, dict[str, _Place]] = {}  # of every sample
+        self.fields: dict[str, dict[str, _Place]] = {}  # further ones, by name and image
         self.images: dict[str, _Place] = {}
         self.labels: dict[str, str] = {}
         self.folders: set[str] = set()
@@ -189,7 +224,13 @@ class _Samples:
                 continue
             image = (jpegs or candidates)[0]
             self.images[f"{key}.{image}"] = fields[image]
-            self.left_out.update(f"field {name}" for name in fields if name not in (image, "cls"))
+            for member in [name for name in fields if name not in (image, "cls")]:
+                name = member.lower().replace(".", "_").replace("-", "_")
+                places = self.fields.setdefault(name, {}) if is_field_name(name) else None
+                if places is None or f"{key}.{image}" in places:
+                    self.left_out[f"field {member}"] += 1
+                else:
+                    places[f"{key}.{image}"] = fields[member]
         self._fields = {}
         for path in self.images:
             while path := path.rpartition("/")[0]:

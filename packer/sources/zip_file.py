@@ -17,7 +17,7 @@ from readers.errors import SourceError
 
 from ..archive import ArchiveFile, Place, Symlink, Tree
 from ..inspect import Reject
-from . import File, Listing
+from . import NO_FILE, File, Listing
 
 _LOCAL_HEADER = Struct("<4s22xHH")  # signature, lengths of the name and of the extra field
 _ENCRYPTED = 0x1
@@ -96,8 +96,14 @@ class Source:
         self._archive.check_unchanged()
         return File(data, *self.stamp(path))
 
+    def read_beside(self, path: str) -> File:
+        if path not in self._index[1]:
+            raise Reject(NO_FILE)
+        return self.read(path)
+
     def stamp(self, path: str) -> tuple[int, int]:
-        return (self._index[1][path][2], self._archive.modified_ns)
+        place = self._index[1].get(path)
+        return (-1, -1) if place is None else (place[2], self._archive.modified_ns)
 
     def _content(self, place: Place) -> bytes:
         """A member's bytes; raises Reject where they are not what the directory states."""

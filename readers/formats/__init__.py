@@ -7,7 +7,8 @@ module of this folder to:
         def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None
             Start the shard `name` in `folder`, replacing files a killed run left behind.
         def append(self, values: Mapping[str, Sequence[bytes]]) -> None
-            Add consecutive samples: for every field one value a sample, in order.
+            Add consecutive samples: for every field one value a sample, in order. Values of all
+            fields but `image` may be empty.
         def seal(self, labels: NDArray[int64], keys: Sequence[str]) -> list[str]
             Finish the shard and return the names of its files. It need not be on disk yet:
             the caller syncs.

@@ -152,6 +152,8 @@ def _place(h5: h5py.File, field: str, path: Path) -> tuple[int, int]:
         start, num_bytes = dataset.id.get_offset(), dataset.shape[0]
     except (KeyError, OSError, RuntimeError, AttributeError, IndexError) as error:
         raise DamagedPack(f"HDF5 cannot read {field}/bytes: {error}", path=path) from None
+    if num_bytes == 0:
+        return 0, 0  # it takes no place in the file
     if start is None:
         raise DamagedPack(f"{field}/bytes is not contiguous", path=path)
     return start, num_bytes
