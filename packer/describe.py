@@ -18,7 +18,7 @@ class Description:
     path: str
     format: str
     num_samples: int
-    fields: list[str]
+    fields: dict[str, str]  # how each is stored: the kinds of readers.manifest.Field
     splits: dict[str, int]  # samples by split
     classes: dict[str, dict[str, int]]  # samples by class and split ("all" without splits)
     num_unlabelled: int
@@ -46,7 +46,7 @@ def describe(path: Path) -> Description:
         path=str(pack.path),
         format=manifest.format,
         num_samples=len(pack),
-        fields=list(manifest.fields),
+        fields={name: about.kind for name, about in manifest.fields.items()},
         splits={name: int(n) for name, n in zip(splits, by_split.sum(1), strict=True)},
         classes={
             name: {split: int(by_split[s, c + 1]) for s, split in enumerate(splits)}

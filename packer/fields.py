@@ -167,7 +167,7 @@ class ColumnField:
             file = self.read(image)
         except Reject:
             file = None
-        return (-1, -1) if file is None else file[1:]
+        return (-1, -1) if file is None else file[1:3]
 
     def where(self, image: str) -> str:
         return f"the {self.name} of {image}"

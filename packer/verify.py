@@ -20,6 +20,7 @@ from readers.pack import Pack
 from readers.seekable import segment_offsets
 
 from .examine import examine_apart
+from .shards import FIELD
 
 Progress = Callable[[int, int, int], None]  # steps done, bytes since, steps in all
 _DECODE_ROWS = 64  # samples a thread decodes between two looks at the progress bar
@@ -296,10 +297,12 @@ class _Check:
 
 
 def decode_problem(pack: Pack, row: int) -> str | None:
-    """Why the image of a row does not decode to the size the index states; None if it does."""
+    """Why the image of a row, or a mask, does not decode to the size the index states, or a text
+    does not decode; None if all do."""
     index = pack.index
     try:
         image = pack.image(row)
+        values = {name: pack.field(row, name) for name in pack.manifest.fields if name != FIELD}
         segments = pack.segments(row)
         found = None if segments is None else segment_offsets(pack.read(row))
     except DamagedPack as error:
@@ -307,6 +310,10 @@ def decode_problem(pack: Pack, row: int) -> str | None:
     stated = (int(index["height"][row]), int(index["width"][row]), 3)
     if image.shape != stated:
         return f"the image decodes to {image.shape}, the index states {stated}"
+    for name, value in values.items():
+        is_mask = pack.manifest.fields[name].kind == "mask" and value is not None
+        if is_mask and value.shape[:2] != stated[:2]:
+            return f"the {name} decodes to {value.shape}, the index states {stated[:2]}"
     if segments is not None and not np.array_equal(segments, [] if found is None else found):
         return "its segments are not where the index places them"
     return None
@@ -326,8 +333,9 @@ def _broken_promises(manifest: Manifest, columns: dict[str, Column]) -> Iterator
         starts = before[np.cumsum([0, *sizes])[:-1]] if len(length) else before
         if not np.array_equal(offset, before - np.repeat(starts, sizes)):
             yield f"{name}.offset", "offsets are not the sums of the lengths before"
-        if np.any(length <= 0):
-            yield f"{name}.length", f"sample {int(np.argmax(length <= 0))} has no bytes"
+        wrong = length < (1 if name == FIELD else 0)
+        if np.any(wrong):
+            yield f"{name}.length", f"sample {int(np.argmax(wrong))} has no bytes"
         bounds = columns.get(f"{name}.segment_offset")
         if bounds is not None:
             num_segments = len(columns.get(f"{name}.segments", []))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from .buffers import Buffers
 from .epochs import Epochs
-from .errors import DamagedPack, DamagedSample
+from .errors import DamagedPack, DamagedSample, DspackError
 from .order import Order, Picked, Shuffle
 from .pack import Pack
 from .pipeline import Pipeline
@@ -33,12 +33,14 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 class Batch:
     """n samples: `images` (n, height, width, 3) or, with layout="NCHW", (n, 3, height, width);
     `labels` (n,) int64; `samples` (n,) int64, their numbers in the pack or its split; `fields`
-    name -> the n stored values of a further field."""
+    name -> the n values of a further field: masks as one array (n, height, width), or with three
+    channels, uint8 or, if one of them is, uint16; other values as a list, as Pack.field gives
+    them."""
 
     images: npt.NDArray[Any]
     labels: npt.NDArray[np.int64]
     samples: npt.NDArray[np.int64]
-    fields: dict[str, list[bytes]]
+    fields: dict[str, Any]
 
 
 class BatchLoader(Epochs):
@@ -104,6 +106,10 @@ class BatchLoader(Epochs):
         every sample. layout, dtype and normalize ((mean, std) a channel, in the pixels' own units:
         0..255, or 0..65535 where they are uint16; makes float32 unless dtype says otherwise) give
         other batches than pixels (n, height, width, 3).
+
+        fields names further fields to read. Masks are cropped, mirrored and resized exactly as the
+        images, each pixel taking the number under its centre; with a transform, which alone knows
+        what it does, they come whole, in a list.
 
         on_error="skip" takes the next sound sample of the epoch's order for a damaged one, and
         adds its key to `skipped`. check compares checksums. rank, world_size, subset, weights,
@@ -194,7 +200,9 @@ class _BatchJob:
         self._places, self._tasks = picked.places, tasks
         self._part_samples = _COPIED_TOGETHER if loader.renderer.copies else 1
         self.num_parts = -(-len(self._tasks) // self._part_samples)
-        self._values = {name: [b""] * len(self._tasks) for name in loader.renderer.fields}
+        self._values: dict[str, list[Any]] = {
+            name: [None] * len(self._tasks) for name in loader.renderer.fields
+        }
         self._images: npt.NDArray[Any] | None = None
         self._lock = threading.Lock()
         if loader.renderer.transform is None:
@@ -208,8 +216,18 @@ class _BatchJob:
             self._images,
             np.array([task.label for task in self._tasks]),
             np.array([task.sample for task in self._tasks]),
-            self._values,
+            {name: self._joined(name, values) for name, values in self._values.items()},
         )
+
+    def _joined(self, name: str, values: list[Any]) -> Any:
+        """The masks of a batch as one array."""
+        loader = self._loader
+        is_mask = loader.pack.manifest.fields[name].kind == "mask"
+        if not is_mask or loader.renderer.transform is not None:
+            return values
+        if len({value.ndim for value in values}) > 1:
+            raise DspackError(f"{name}: a batch has grey and RGB ones", path=loader.pack.path)
+        return np.stack(values)
 
     def do(self, part: int) -> None:
         places = range(len(self._tasks))[part * self._part_samples :][: self._part_samples]
@@ -223,10 +241,10 @@ class _BatchJob:
         assert self._images is not None
         try:
             self._loader.renderer.copy(self._tasks[places], self._images[places])
+            for place in range(places.start, places.stop):
+                self._take_fields(place)
         except DamagedSample:
             return False
-        for place in range(places.start, places.stop):
-            self._take_fields(place)
         return True
 
     def _make_or_skip(self, place: int) -> None:
@@ -249,9 +267,9 @@ class _BatchJob:
         self._take_fields(place)
 
     def _take_fields(self, place: int) -> None:
-        stored = self._tasks[place].fields
-        for (name, values), value in zip(self._values.items(), stored, strict=True):
-            values[place] = bytes(self._loader.pack.value(value, name))
+        renderer, task = self._loader.renderer, self._tasks[place]
+        for (name, values), value in zip(self._values.items(), task.fields, strict=True):
+            values[place] = renderer.field(task, value, name)
 
     def _put(self, place: int, image: npt.NDArray[Any]) -> None:
         with self._lock:

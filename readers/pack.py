@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 class Sample:
     """One decoded sample: `image` is RGB (height, width, 3), upright, uint8, or uint16 from a pack
     that keeps more than 8 bits; `label` is an index into the pack's classes, -1 = unlabelled;
-    `key` is its path in the source."""
+    `key` is its path in the source; `fields` has the further fields by name, decoded as by
+    Pack.field."""
 
     image: Pixels = field(repr=False)
     label: int
     key: str
+    fields: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 class Stored(NamedTuple):
@@ -96,7 +98,12 @@ class Pack:
     def __getitem__(self, i: SupportsIndex) -> Sample:
         """Sample `i`, decoded; negative counts from the end. Raises IndexError, DamagedSample."""
         row = self._row(i)
-        return Sample(self._decode(row), int(self.index["label"][row]), self._key(row))
+        fields = {
+            name: self.decoded(self._view(row, name), row, name)
+            for name in self.manifest.fields
+            if name != "image"
+        }
+        return Sample(self._decode(row), int(self.index["label"][row]), self._key(row), fields)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[i] for i in range(len(self)))
@@ -108,6 +115,16 @@ class Pack:
     def image(self, i: SupportsIndex) -> Pixels:
         """The pixels of sample `i`: RGB (height, width, 3), upright, of `pixel_dtype`."""
         return self._decode(self._row(i))
+
+    def field(self, i: SupportsIndex, name: str) -> Any:
+        """The decoded value of a further field of sample `i`.
+
+        A mask is an array, upright: uint8 or uint16 (height, width), or (height, width, 3) if it is
+        RGB; None if the sample has none. A text is a str; an array is one; all else is bytes.
+        Raises IndexError, DspackError for an unknown field, DamagedSample.
+        """
+        row = self._row(i)
+        return self.decoded(self._view(row, name), row, name)
 
     @property
     def pixel_dtype(self) -> np.dtype[Any]:
@@ -213,6 +230,34 @@ class Pack:
 
         return Rule(**{**stated, "background": tuple(stated["background"])})
 
+    def decoded(self, value: memoryview, row: int, name: str) -> Any:
+        """What field() gives for a row's stored value."""
+        about = self.manifest.fields[name]
+        if about.kind == "mask" and len(value):
+            from .decode import UndecodableError  # costs an import of cv2
+            from .masks import decode_mask
+
+            odd = self.index.get(f"{name}.odd")
+            try:
+                return decode_mask(value, odd=odd is not None and bool(odd[row]))
+            except UndecodableError as error:
+                raise self.damaged(row, f"the {name} cannot be decoded: {error}") from None
+        if about.kind == "text":
+            try:
+                return str(value, "utf-8-sig")  # some editors of Windows put a mark in front
+            except UnicodeDecodeError as error:
+                raise self.damaged(row, f"the {name} is not UTF-8: {error.reason}") from None
+        if about.kind == "array":
+            return self._array(value, row, name).copy()
+        return None if about.kind == "mask" else bytes(value)
+
+    def _array(self, value: memoryview, row: int, name: str) -> npt.NDArray[Any]:
+        about = self.manifest.fields[name]
+        try:
+            return np.frombuffer(value, about.dtype).reshape(about.shape or ())
+        except ValueError as error:
+            raise self.damaged(row, f"the {name} is not an array as stated: {error}") from None
+
     def _view(self, row: int, field: str) -> memoryview:
         if field not in self.manifest.fields:
             known = ", ".join(self.manifest.fields)
@@ -222,12 +267,7 @@ class Pack:
     def _decode(self, row: int) -> Pixels:
         stored = self.manifest.fields["image"]
         if stored.kind == "array":
-            data = self._view(row, "image")
-            try:
-                array = np.frombuffer(data, stored.dtype).reshape(stored.shape or ())
-            except ValueError as error:
-                raise self.damaged(row, f"the image is not an array as stated: {error}") from None
-            pixels: Pixels = array.copy()
+            pixels: Pixels = self._array(self._view(row, "image"), row, "image").copy()
             return pixels
         from .decode import UndecodableError, decode  # costs an import of cv2
 

@@ -68,7 +68,7 @@ class Renderer:
         """See readers.loader.BatchLoader. Raises ValueError for options that contradict each
         other or the pack, DspackError for an unknown field."""
         self._pack = pack
-        self.fields = _known(pack, fields)
+        self.fields = known_fields(pack, fields)
         self._disk = _Disk()
         self._array = _array_type(pack, transform)
         self._pixel_dtype = pack.pixel_dtype
@@ -184,6 +184,28 @@ class Renderer:
         random = np.random.Philox(key=key, counter=np.array([0, 0, 1, number], np.uint64))
         return np.asarray(self.transform(pixels, np.random.Generator(random)))
 
+    def field(self, task: Task, stored: Stored, name: str) -> Any:
+        """A sample's value of a further field, decoded as by Pack.field; a mask shows what the
+        image shows: (size, size), or (size, size, 3). With a transform it comes as it is stored."""
+        pack = self._pack
+        value = pack.decoded(pack.value(stored, name), stored.row, name)
+        if pack.manifest.fields[name].kind != "mask" or self.transform is not None:
+            return value
+        from .masks import nearest
+
+        if value is None:
+            raise DspackError(
+                f"the sample has no {name}",
+                path=pack.path,
+                index=stored.row,
+                advice="choose the samples that have one with `subset`",
+            )
+        if value.shape[1::-1] != task.image_size:
+            raise pack.damaged(stored.row, f"the {name} is not of the image's size")
+        (left, top, *_), (x, y, width, height) = task.region, task.window
+        box = (left + x, top + y, width, height)
+        return nearest(value, box, (self._size, self._size), mirrored=task.mirrored)
+
     def render(self, task: Task, out: Array) -> None:
         """Make a sample's image in `out`, an array of this renderer's shape and dtype."""
         shape = (self._size, self._size, 3)
@@ -286,7 +308,8 @@ def _around(shown: Array, reach: Array, sizes: Array, orientations: Array) -> tu
     return regions, np.concatenate([shown[:, :2] - start, shown[:, 2:]], axis=1)
 
 
-def _known(pack: Pack, fields: Sequence[str]) -> tuple[str, ...]:
+def known_fields(pack: Pack, fields: Sequence[str]) -> tuple[str, ...]:
+    """The names of fields that a pack has. Raises DspackError for one that it has not."""
     for name in fields:
         if name not in pack.manifest.fields:
             known = ", ".join(pack.manifest.fields)

@@ -14,6 +14,7 @@ from .errors import DspackError, MissingDependency
 from .loader import Batch, BatchLoader
 from .pack import Pack
 from .ranks import rank_and_world_size, share_of_processors
+from .render import known_fields
 
 try:
     import torch
@@ -24,7 +25,7 @@ except ImportError as _error:
     ) from _error
 
 
-class ImageDataset(Dataset[tuple[Any, Any]]):
+class ImageDataset(Dataset[tuple[Any, ...]]):
     """A drop-in for torchvision.datasets.ImageFolder: the same (image, label) items in the same
     order, and the same attributes.
 
@@ -40,12 +41,17 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         target_transform: Callable[[Any], Any] | None = None,
         *,
         arrays: bool = False,
+        fields: Sequence[str] = (),
         check: bool = True,
     ) -> None:
         """`arrays=True` hands RGB arrays (height, width, 3) to `transform` instead of PIL images:
-        uint8, or uint16 from a pack that keeps more than 8 bits, which PIL cannot hold. `check` as
-        in readers.open. Raises NotAPack, DamagedPack, DspackError where PIL images cannot be."""
+        uint8, or uint16 from a pack that keeps more than 8 bits, which PIL cannot hold. With
+        `fields` items are (image, label, *values), the values as Pack.field gives them; `transform`
+        sees the image alone, so leave what moves pixels, and masks with them, to later code, or
+        take a Loader. `check` as in readers.open. Raises NotAPack, DamagedPack, DspackError for an
+        unknown field, and where PIL images cannot be."""
         self.pack = Pack(path, split, check=check)
+        self.fields = known_fields(self.pack, fields)
         stored = self.pack.manifest.fields["image"]
         is_rgb = stored.kind == "encoded" or (stored.shape or ())[2:] == (3,)
         if not arrays and is_rgb and self.pack.pixel_dtype == np.uint16:
@@ -63,10 +69,9 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
     def __len__(self) -> int:
         return len(self.pack)
 
-    def __getitem__(self, i: int) -> tuple[Any, Any]:
-        sample = self.pack[i]
-        image: Any = sample.image
-        label: Any = sample.label
+    def __getitem__(self, i: int) -> tuple[Any, ...]:
+        image: Any = self.pack.image(i)
+        label: Any = int(self.pack.labels[i])
         if not self.arrays:
             from PIL import Image
 
@@ -75,9 +80,9 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             image = self.transform(image)
         if self.target_transform is not None:
             label = self.target_transform(label)
-        return image, label
+        return (image, label, *(self.pack.field(i, name) for name in self.fields))
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         """What DataLoader's fetcher asks for: a whole batch at once."""
         return [self[i] for i in indices]
 
