@@ -11,10 +11,12 @@ import pytest
 from click import Command
 from images import class_folder, jpeg, photo, write
 from odd_kinds import KINDS
+from PIL import Image, ImageOps
 
 import readers
 from packer.cli import main
 from packer.convert import convert
+from packer.fields import Pattern
 from packer.options import Options
 from packer.pixels import PixelOptions
 from readers import formats
@@ -24,12 +26,17 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """imgs.lmdb, imgs.hdf5 and imgs.memmap in the current folder, with splits."""
+    """imgs.lmdb, imgs.hdf5 and imgs.memmap in the current folder, with splits and two fields."""
     for split in ("train", "val"):
         class_folder(tmp_path / "imgs" / split)
+    for path in [p for p in tmp_path.rglob("*.*") if p.is_file()]:
+        with Image.open(path) as image:
+            ImageOps.exif_transpose(image).convert("L").save(path.with_name(f"{path.stem}_m.png"))
+        path.with_suffix(".txt").write_text(f"a picture named {path.stem}")
     monkeypatch.chdir(tmp_path)
+    fields = Pattern("mask", "{stem}_m.png"), Pattern("caption", "{stem}.txt")
     for name in formats.names():
-        convert(Path("imgs"), Path(f"imgs.{name}"), Options(name), threads=2)
+        convert(Path("imgs"), Path(f"imgs.{name}"), Options(name, fields=fields), threads=2)
 
 
 def test_the_pixels_of_format_md_are_the_readers_at_16_bits(

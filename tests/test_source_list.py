@@ -127,8 +127,11 @@ def test_json_lines(root: Path) -> None:
         {"path": "b/4.jpg", "label": None, "split": "val"},
     ]
     source = csv(root, *map(json.dumps, objects), "", name="list.jsonl")
-    assert open_source(source).scan().left_out == {"column width": 1, "column boxes": 1}
+    columns = open_source(source).scan().columns
+    assert {name: column.num_rows for name, column in columns.items()} == {"width": 1, "boxes": 1}
     pack = packed(source)
+    assert [pack.read(i, "boxes") for i in range(3)] == [b"", b"", b"[1]"]
+    assert [pack.read(i, "width") for i in range(3)] == [b"5", b"", b""]
     assert pack.labels.tolist() == [1, -1, 0]
     assert pack.splits == ["train", "val"]
 

@@ -15,6 +15,7 @@ from images import class_folder, jpeg, photo, png
 from packer.cli import main
 from packer.convert import convert
 from packer.destination import default_destination
+from packer.fields import Pattern
 from packer.options import Options
 from packer.sources import Listing, open_source
 from readers.errors import SourceError
@@ -85,8 +86,16 @@ def test_compressed_shards(shards: Path, tmp_path: Path) -> None:
     assert packed(pattern, tmp_path / "b.pack").content_digest == digest
 
 
-def test_other_fields_are_counted(shards: Path) -> None:
-    assert open_source(shards).scan().left_out == {"field json": 6}
+def test_other_members_are_further_fields(shards: Path) -> None:
+    (field,) = open_source(shards).scan().fields
+    assert (field.name, field.about.kind) == ("json", "text")
+
+
+def test_members_that_cannot_be_a_field_are_counted(tmp_path: Path) -> None:
+    members = [("1.jpg", IMAGE), ("1.7z", b""), ("1.key", b""), ("1.a_b", b""), ("1.a.b", b"")]
+    listing = scan(*members, path=tmp_path / "imgs.tar")
+    assert [field.name for field in listing.fields] == ["a_b"]
+    assert listing.left_out == {"field 7z": 1, "field key": 1, "field a.b": 1}
 
 
 def test_names_as_labels(tmp_path: Path) -> None:
@@ -110,8 +119,11 @@ def test_without_labels_folders_are_classes(tmp_path: Path) -> None:
         members = {str(p.relative_to(folder)): p.read_bytes() for p in paths[s::2]}
         captions = {f"{name.partition('.')[0]}.txt": b"text" for name in members}
         shard(tmp_path / "shards" / f"{s}.tar", members | captions)
+        for name, caption in captions.items():
+            (folder / name).write_bytes(caption)
     pack = packed(tmp_path / "shards", tmp_path / "a.pack")
-    assert pack.content_digest == packed(folder, tmp_path / "b.pack").content_digest
+    of_folder = packed(folder, tmp_path / "b.pack", fields=(Pattern("txt", "{stem}.txt"),))
+    assert pack.content_digest == of_folder.content_digest
 
 
 def test_members_of_a_sample_need_not_be_neighbours(tmp_path: Path) -> None:
@@ -142,7 +154,7 @@ def test_dots_in_names_are_explained(tmp_path: Path) -> None:
 def test_a_compound_field_beside_the_image(tmp_path: Path) -> None:
     listing = scan(("1.jpg", IMAGE), ("1.seg.png", IMAGE), path=tmp_path / "imgs.tar")
     assert listing.files == ["1.jpg"]
-    assert listing.left_out == {"field seg.png": 1}
+    assert [(field.name, field.about.kind) for field in listing.fields] == [("seg_png", "mask")]
 
 
 def test_upper_case(tmp_path: Path) -> None:
@@ -154,7 +166,7 @@ def test_a_png_beside_a_jpeg_is_no_image_anywhere(tmp_path: Path) -> None:
     members = [("1.jpg", IMAGE), ("1.png", mask), ("2.png", mask), ("3.webp", IMAGE)]
     listing = scan(*members, path=tmp_path / "imgs.tar")
     assert listing.files == ["1.jpg", "3.webp"]
-    assert listing.left_out == {"field png": 1}
+    assert [field.name for field in listing.fields] == ["png"]
     assert listing.rejected == [("2.png", "no image field: elsewhere this one is beside a JPEG")]
 
 
