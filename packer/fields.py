@@ -227,8 +227,8 @@ def _pattern_field(pattern: Pattern, source: SourceOfFiles, listing: Listing) ->
             path=source.root,
             advice=f"there are {', '.join(f'{{{name}}}' for name in known)}",
         )
-    kind = "bytes"
-    for image in sorted(listing.files):  # the first that has a value; all have the extension
+    kind = "bytes"  # told by one value's extension: a pattern gives all the same, most often
+    for image in listing.files if listing.columns else [min(listing.files, default="")]:
         try:
             kind = kind_of(posixpath.basename(pattern.path(image, listing.columns)))
             break

@@ -93,7 +93,7 @@ def _store_inspected_mask(found: Found, image: Image) -> Value:
         )
     warnings = [f"{name}: {warning}" for warning in image.warnings]
     if image.kind in _LOSSY:
-        warnings.append(f"{name}: {image.kind}, whose compression changes numbers")
+        warnings.append(f"{name}: {image.kind}, whose compression may change numbers")
     resized = not geometry.is_identity
     kept = found.options.keep_bytes or found.options.copied is not None
     if not resized and (plain or image.kind == "JPEG" or kept):

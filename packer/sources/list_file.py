@@ -157,11 +157,7 @@ class Source:
                 f"{printable(value)!r} is not below {self._base}",
                 "say what the paths are relative to with --root FOLDER",
             )
-        try:
-            possible = b"\0" not in os.fsencode(clean)
-        except UnicodeEncodeError:
-            possible = False
-        if not possible:
+        if not _can_be_a_name(clean):
             self._fail(line, f"{value!r} cannot be the name of a file")
         return clean
 
@@ -178,9 +174,11 @@ class Source:
 
     def _column_path(self, values: dict[str, object], image: str) -> str | None:
         text = self._column_text(values, image)
-        path = self._below_base(text) if text else None
-        if text and path is None:
-            raise Reject("not below the list's folder", printable(text))
+        if not text:
+            return None
+        path = self._below_base(text)
+        if path is None or not _can_be_a_name(path):
+            raise Reject("no path below the list's folder", repr(text))
         return path
 
     def _fail(self, line: int, problem: str, advice: str | None = None) -> NoReturn:
@@ -201,6 +199,14 @@ class Source:
 
     def stamp(self, path: str) -> tuple[int, int]:
         return self._folder.stamp(path)
+
+
+def _can_be_a_name(path: str) -> bool:
+    """Whether a file system could hold such a path."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half a character, which JSON can spell
+        return False
 
 
 def _folders(paths: list[str]) -> list[str]:
