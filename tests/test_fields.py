@@ -29,6 +29,7 @@ from packer.pixels import PixelOptions
 from packer.verify import verify
 from readers import formats
 from readers.errors import DamagedSample, DspackError, SourceError
+from readers.masks import nearest
 
 LABELS = (0, 3, 7, 200, 255)  # what the masks hold
 FIELDS = {"mask": "../masks/{stem}.png", "caption": "{stem}.txt", "data": "{stem}.bin"}
@@ -607,6 +608,16 @@ def test_masks_are_resized_as_the_image_and_get_no_new_number(
         image = sample.image[..., 0]
     alike = np.abs(found.astype(int) - image) < 20
     assert alike.mean() > 0.8
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(1, 1), (13, 7), (40, 30), (90, 100)])
+def test_nearest_takes_what_lies_under_the_centres(size: tuple[int, int], channels: int) -> None:
+    mask = np.arange(30 * 40 * channels, dtype=np.uint16).reshape(30, 40, -1).squeeze()
+    box = (3, 5, 31, 22)
+    expected = cv2.resize(mask[5:27, 3:34], size, interpolation=cv2.INTER_NEAREST_EXACT)
+    np.testing.assert_array_equal(nearest(mask, box, size), expected)
+    np.testing.assert_array_equal(nearest(mask, box, size, mirrored=True), expected[:, ::-1])
 
 
 # Going on
