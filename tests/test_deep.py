@@ -396,7 +396,10 @@ def test_raw_and_dali(smooth: Path, tmp_path: Path) -> None:
 
 def test_bench_leaves_dali_out(smooth: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = bench.Measured(100.0, 0.1, 1.0, 1, 1)
-    monkeypatch.setattr(bench, "run", lambda name, task: measured)
+    monkeypatch.setattr(bench.Contender, "__init__", lambda self, name, task: None)
+    monkeypatch.setattr(bench.Contender, "__exit__", lambda self, *exception: None)
+    monkeypatch.setattr(bench.Contender, "wait", lambda self: None)
+    monkeypatch.setattr(bench.Contender, "measure", lambda self: measured)
     monkeypatch.setattr(bench, "_importable", lambda module: True)
     report = bench.bench(smooth)
     assert "--depth keep" in report.skipped["dali"]

@@ -530,17 +530,19 @@ def test_masks_keep_their_numbers(tmp_path: Path, kind: str, keep_bytes: bool) -
     assert is_whole(tmp_path / "pack")
 
 
-def test_what_is_kept_becomes_plain_in_the_next_pack(tmp_path: Path) -> None:
+def test_what_is_kept_is_kept_in_a_copy_and_plain_with_other_pixels(tmp_path: Path) -> None:
     write(tmp_path / "imgs" / "1.jpg", jpeg(photo()))
     write(tmp_path / "masks" / "1.png", palette(numbers()))
     fields = {"mask": "../masks/{stem}.png"}
     plain = pack(tmp_path / "imgs", tmp_path / "plain", fields=fields)
     kept = {"keep_bytes": True}
     first = pack(tmp_path / "imgs", tmp_path / "kept", fields=fields, pixels=kept)
-    assert pack(tmp_path / "kept", tmp_path / "a").content_digest == plain.content_digest
-    again = pack(tmp_path / "kept", tmp_path / "b", pixels=kept)
-    assert again.content_digest == first.content_digest
-    np.testing.assert_array_equal(readers.open(tmp_path / "b").field(0, "mask"), numbers())
+    for name, options in (("copy", {}), ("kept again", kept)):
+        again = pack(tmp_path / "kept", tmp_path / name, pixels=options)
+        assert again.content_digest == first.content_digest
+        np.testing.assert_array_equal(readers.open(tmp_path / name).field(0, "mask"), numbers())
+    other = pack(tmp_path / "kept", tmp_path / "other", pixels={"background": (0, 0, 0)})
+    assert other.content_digest == plain.content_digest
 
 
 def test_a_jpeg_mask_is_kept_with_a_warning(root: Path, tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ class ShardWriter:
     def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
         self._path = _path(folder, name)
         self._lengths: dict[str, list[int]] = {field: [] for field in fields}
-        with h5py.File(self._path, "w", libver="earliest"):
+        # locking=False: nobody else knows this file yet, and a process that is just being started
+        # by another thread may hold on to a lock for a moment.
+        with h5py.File(self._path, "w", libver="earliest", locking=False):
             pass  # an empty HDF5 file; the values go where seal() will declare a dataset
         # One field can be streamed to its final place; others wait in a file beside it.
         self._files = {}
@@ -70,6 +72,7 @@ class ShardWriter:
                 "r+",
                 alignment_threshold=max(num_bytes, _VALUES_START),
                 alignment_interval=_VALUES_START,
+                locking=False,
             ) as h5:
                 values = _create_contiguous(h5, f"{streamed}/bytes", num_bytes)
                 if small is not None:
