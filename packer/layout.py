@@ -16,6 +16,7 @@ import numpy.typing as npt
 from readers.errors import SourceError, printable
 from readers.manifest import Manifest
 
+from . import class_names
 from .sources import Listing
 
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
@@ -81,17 +82,13 @@ def plan(
 
 
 def load_classes(source: Path) -> list[str]:
-    """The class map of `--classes-from`: a pack's, or a text file's with a name a line."""
+    """The class map of `--classes-from`: a pack's, or a file's as in packer.class_names."""
     if source.is_dir():
         return list(Manifest.load(source).classes)
     try:
-        text = source.read_text("utf-8-sig", "surrogateescape")  # Windows' editors add a BOM
+        return class_names.parse(source.read_bytes(), source)
     except OSError as error:
         raise SourceError(f"cannot be read: {error.strerror}", path=source) from None
-    classes = [line for line in text.split("\n") if line]
-    if twice := [name for name, count in Counter(classes).items() if count > 1]:
-        raise SourceError(f"class {twice[0]!r} is listed twice", path=source)
-    return classes
 
 
 Place = tuple[str, str, str]  # the split, the class and the folder of files
