@@ -16,26 +16,22 @@ import numpy.typing as npt
 
 from readers.decode import FLIPPED_AXES
 
+from .geometry import Geometry, Size
 from .inspect import Reject
 
 NUM_COLUMNS = 5
 DTYPE = "<f4"
 CLASSES_MAX = 1 << 24  # float32 holds every whole number below
 BROKEN = "broken annotation"  # the reason of rejects
+# Texts of warnings.
 NO_SIZE = "annotated without the image's size, taken as upright"
+WITHOUT_AREA = "a box without area, left out"
+OUTSIDE = "a box outside of its image, left out"
+CLIPPED = "a box that reaches out of its image, clipped"
 _REACH = 1.0  # pixels that a box may reach out of its image by rounding
 
 Rows = npt.NDArray[np.float64]  # (k, 5), the columns as above
 NO_ROWS: Rows = np.zeros((0, NUM_COLUMNS))
-
-
-class Picture(NamedTuple):
-    """An image as its boxes have to know it: the upright size in pixels, and the orientation
-    (EXIF's, 1 to 8) that makes the file's pixels upright."""
-
-    width: int
-    height: int
-    orientation: int = 1
 
 
 class Found(NamedTuple):
@@ -44,64 +40,43 @@ class Found(NamedTuple):
     one. `warnings` has a text for every object that was left out, or taken with a doubt."""
 
     rows: Rows = NO_ROWS
-    size: tuple[int, int] | None = None
+    size: Size | None = None
     warnings: tuple[str, ...] = ()
 
 
-class Placement(NamedTuple):
-    """Where the upright image lies in the stored one: x becomes x * scale_x + left."""
-
-    scale_x: float = 1.0
-    scale_y: float = 1.0
-    left: int = 0
-    top: int = 0
-
-
-AS_IT_IS = Placement()
-
-
 def fit(
-    found: Found, picture: Picture, placement: Placement = AS_IT_IS
+    found: Found, orientation: int, geometry: Geometry
 ) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
     """The boxes of an image as they are stored, float32 (k, 5), and warnings, one an object.
 
-    Boxes are turned upright where they were drawn on the file's pixels, clipped to the image, and
-    then placed where it lies in the stored one. Those without area are left out. Raises Reject
-    when the annotations are of an image of another size.
+    Boxes that were drawn on the file's pixels are turned by its EXIF `orientation`. Then all are
+    clipped to the image, and follow the `geometry` of what is stored. Those without area are left
+    out. Raises Reject when the annotations are of an image of another size.
     """
-    rows = _upright(found, picture)
-    edges = np.array([picture.width, picture.height] * 2)
-    warnings = list(found.warnings)
-    clipped = np.clip(rows[:, :4], 0, edges)
+    rows = _upright(found, orientation, geometry.source)
+    clipped = np.clip(rows[:, :4], 0, 2 * geometry.source)
     reach = np.abs(rows[:, :4] - clipped).max(axis=1, initial=0)
-    scale_and_shift = np.array(
-        [placement.scale_x, placement.scale_y, placement.left, placement.top]
-    )
     stored = np.empty(rows.shape, DTYPE)
-    stored[:, :4] = clipped * np.tile(scale_and_shift[:2], 2) + np.tile(scale_and_shift[2:], 2)
+    stored[:, :4] = clipped * (2 * geometry.scale) + 2 * geometry.offset
     stored[:, 4] = rows[:, 4]
 
     had_area = (rows[:, :2] < rows[:, 2:4]).all(axis=1)
     has_area = (stored[:, :2] < stored[:, 2:4]).all(axis=1)
-    warnings += ["a box without area, left out"] * int(np.sum(~had_area))
-    warnings += ["a box outside of its image, left out"] * int(np.sum(had_area & ~has_area))
-    warnings += ["a box reaches out of its image, clipped"] * int(
-        np.sum(has_area & (reach > _REACH))
-    )
-    return stored[had_area & has_area], tuple(warnings)
+    left_out = np.where(had_area, OUTSIDE, WITHOUT_AREA)[~has_area].tolist()
+    cut = [CLIPPED] * int(np.sum(has_area & (reach > _REACH)))
+    return stored[has_area], (*found.warnings, *left_out, *cut)
 
 
-def _upright(found: Found, picture: Picture) -> Rows:
-    """The rows in pixels of the upright image. Raises Reject."""
-    upright = (picture.width, picture.height)
-    if found.size in (None, upright):
+def _upright(found: Found, orientation: int, size: Size) -> Rows:
+    """The rows in pixels of the upright image, which has this size. Raises Reject."""
+    if found.size is None or found.size == size:
         return found.rows
-    if picture.orientation >= 5 and found.size == upright[::-1]:
-        return turned(found.rows, found.size, picture.orientation)
-    width, height = found.size or upright
+    if orientation >= 5 and found.size == size[::-1]:
+        return turned(found.rows, found.size, orientation)
+    stated = f"{found.size[0]} x {found.size[1]}"
     raise Reject(
         "annotated in another size",
-        f"the annotation says {width} x {height}, the image has {upright[0]} x {upright[1]}",
+        f"the annotation is of an image of {stated}, and this one has {size[0]} x {size[1]}",
     )
 
 

@@ -17,13 +17,15 @@ from images import write
 
 from packer import class_names
 from packer.annotations import coco, voc, yolo
-from packer.boxes import Found, Picture, Placement, fit, turned
+from packer.boxes import CLIPPED, OUTSIDE, WITHOUT_AREA, Found, fit, turned
+from packer.geometry import Geometry, Size, unchanged
 from packer.inspect import Reject
 from packer.json_stream import JsonStream
 from readers.decode import upright
 from readers.errors import SourceError
 
-LANDSCAPE = Picture(60, 40)
+LANDSCAPE = unchanged(60, 40)
+SIZE = LANDSCAPE.source
 Box = tuple[float, float, float, float, int]  # as it is stored
 
 
@@ -77,8 +79,8 @@ def from_coco(tmp_path: Path, text: bytes, keys: Sequence[str] = ("a.jpg",), **o
     return coco.Annotations([write(tmp_path / "instances.json", text)], keys, **options)
 
 
-def stored(found: Found, picture: Picture = LANDSCAPE, *placement: float) -> list[list[float]]:
-    rows, _ = fit(found, picture, Placement(*placement))  # type: ignore[arg-type]
+def stored(found: Found, orientation: int = 1, geometry: Geometry = LANDSCAPE) -> list[list[float]]:
+    rows, _ = fit(found, orientation, geometry)
     assert rows.dtype == np.dtype("<f4") and rows.shape[1:] == (5,)
     return rows.tolist()  # type: ignore[no-any-return]
 
@@ -90,7 +92,7 @@ def reason(call: Any, *arguments: Any) -> str:
 
 
 @st.composite
-def pictures_and_boxes(draw: st.DrawFn) -> tuple[Picture, list[Box]]:
+def sizes_and_boxes(draw: st.DrawFn) -> tuple[Size, list[Box]]:
     width, height = draw(st.integers(1, 5000)), draw(st.integers(1, 5000))
     part = st.floats(0, 1, width=32)
     boxes = []
@@ -99,25 +101,24 @@ def pictures_and_boxes(draw: st.DrawFn) -> tuple[Picture, list[Box]]:
         if min((x[1] - x[0]) * width, (y[1] - y[0]) * height) > 0.01:
             corners = (x[0] * width, y[0] * height, x[1] * width, y[1] * height)
             boxes.append((*corners, draw(st.integers(0, 2))))
-    return Picture(width, height), boxes
+    return (width, height), boxes
 
 
 @settings(max_examples=50, deadline=None)
-@given(pictures_and_boxes())
+@given(sizes_and_boxes())
 def test_all_kinds_give_the_same_boxes(
-    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Picture, list[Box]]
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Size, list[Box]]
 ) -> None:
-    picture, boxes = drawn
-    size = (picture.width, picture.height)
+    size, boxes = drawn
     found = [
         from_coco(tmp_path_factory.mktemp("coco"), coco_text({"a.jpg": boxes}, size)).find(
-            "a.jpg", None, picture
+            "a.jpg", None, size
         ),
-        yolo.Annotations().find("a.jpg", yolo_text(boxes, size), picture),
-        voc.Annotations(["cat", "dog", "owl"]).find("a.jpg", voc_text(boxes, size), picture),
+        yolo.Annotations().find("a.jpg", yolo_text(boxes, size), size),
+        voc.Annotations(["cat", "dog", "owl"]).find("a.jpg", voc_text(boxes, size), size),
     ]
     for of_kind in found:
-        rows, warnings = fit(of_kind, picture)
+        rows, warnings = fit(of_kind, 1, unchanged(*size))
         assert warnings == ()
         np.testing.assert_allclose(rows, np.array(boxes).reshape(-1, 5), rtol=1e-6, atol=1e-3)
         assert np.all(rows[:, :2] >= 0) and np.all(rows[:, 2:4] <= size)
@@ -125,7 +126,7 @@ def test_all_kinds_give_the_same_boxes(
 
 def test_a_value_is_rows_of_little_endian_floats(tmp_path: Path) -> None:
     annotations = from_coco(tmp_path, coco_text({"a.jpg": [(10, 5, 30.5, 25, 2)], "b.jpg": []}))
-    rows, _ = fit(annotations.find("a.jpg", None, LANDSCAPE), LANDSCAPE)
+    rows, _ = fit(annotations.find("a.jpg", None, SIZE), 1, LANDSCAPE)
     assert rows.tobytes() == np.array([10, 5, 30.5, 25, 2], "<f4").tobytes()
     assert rows.flags.c_contiguous
 
@@ -145,17 +146,18 @@ def test_boxes_turn_as_pixels_do(orientation: int) -> None:
 
 def test_boxes_drawn_on_an_image_on_its_side_are_turned_and_others_are_not() -> None:
     rows = np.array([[20.0, 5, 50, 12, 0]])
-    assert stored(Found(rows, (40, 60)), Picture(40, 60, 6)) == [[20, 5, 40, 12, 0]]  # clipped
-    assert stored(Found(rows, (60, 40)), Picture(40, 60, 6)) == [[28, 20, 35, 50, 0]]
-    assert stored(Found(rows, (60, 40)), Picture(60, 40, 3)) == [[20, 5, 50, 12, 0]]
-    assert stored(Found(rows, None), Picture(60, 40, 6)) == [[20, 5, 50, 12, 0]]
+    assert stored(Found(rows, (40, 60)), 6, unchanged(40, 60)) == [[20, 5, 40, 12, 0]]  # clipped
+    assert stored(Found(rows, (60, 40)), 6, unchanged(40, 60)) == [[28, 20, 35, 50, 0]]
+    assert stored(Found(rows, (60, 40)), 3) == [[20, 5, 50, 12, 0]]
+    assert stored(Found(rows, None), 6) == [[20, 5, 50, 12, 0]]
 
 
-@pytest.mark.parametrize("picture", [Picture(40, 60), Picture(40, 60, 3), Picture(61, 40)])
-def test_annotations_of_another_size_are_refused(picture: Picture) -> None:
-    text = reason(fit, Found(np.array([[0.0, 0, 1, 1, 0]]), (60, 40)), picture)
+@pytest.mark.parametrize(("orientation", "size"), [(1, (40, 60)), (3, (40, 60)), (8, (61, 40))])
+def test_annotations_of_another_size_are_refused(orientation: int, size: Size) -> None:
+    found = Found(np.array([[0.0, 0, 1, 1, 0]]), (60, 40))
+    text = reason(fit, found, orientation, unchanged(*size))
     assert text.startswith("annotated in another size")
-    assert "60 x 40" in text and f"{picture.width} x {picture.height}" in text
+    assert "60 x 40" in text and f"{size[0]} x {size[1]}" in text
 
 
 def test_boxes_are_clipped_or_left_out_but_never_without_a_word() -> None:
@@ -169,19 +171,19 @@ def test_boxes_are_clipped_or_left_out_but_never_without_a_word() -> None:
             [-9, 3, -2, 20, 5],
         ]
     )
-    boxes, warnings = fit(Found(rows, warnings=("before",)), LANDSCAPE)
+    boxes, warnings = fit(Found(rows, warnings=("before",)), 1, LANDSCAPE)
     assert boxes.tolist() == [[0, 3, 10, 40, 0], [0, 3, 60, 20, 1]]
     assert warnings == (
         "before",
-        *2 * ("a box without area, left out",),
-        *2 * ("a box outside of its image, left out",),
-        "a box reaches out of its image, clipped",
+        *(WITHOUT_AREA, WITHOUT_AREA, OUTSIDE, OUTSIDE),
+        CLIPPED,
     )
 
 
 def test_boxes_follow_the_image_to_its_new_place() -> None:
     found = Found(np.array([[10.0, 4, 60, 40, 2]]))
-    assert stored(found, LANDSCAPE, 0.5, 0.25, 3, 7) == [[8, 8, 33, 17, 2]]
+    geometry = Geometry((60, 40), (30, 10), (36, 24), (3, 7))
+    assert stored(found, 1, geometry) == [[8, 8, 33, 17, 2]]
 
 
 # COCO
@@ -190,14 +192,14 @@ def test_boxes_follow_the_image_to_its_new_place() -> None:
 def test_sparse_categories_become_classes_without_gaps(tmp_path: Path) -> None:
     annotations = from_coco(tmp_path, coco_text({"a.jpg": [(0, 0, 1, 1, 2), (0, 0, 2, 2, 1)]}))
     assert annotations.classes == ("cat", "dog", "owl")
-    assert stored(annotations.find("a.jpg", None, LANDSCAPE)) == [[0, 0, 1, 1, 2], [0, 0, 2, 2, 1]]
+    assert stored(annotations.find("a.jpg", None, SIZE)) == [[0, 0, 1, 1, 2], [0, 0, 2, 2, 1]]
 
 
 def test_given_classes_are_matched_by_name(tmp_path: Path) -> None:
     text = coco_text({"a.jpg": [(0, 0, 1, 1, 2)]})
     annotations = from_coco(tmp_path, text, classes=["owl", "dog", "yak", "cat"])
     assert annotations.classes == ("owl", "dog", "yak", "cat")
-    assert stored(annotations.find("a.jpg", None, LANDSCAPE)) == [[0, 0, 1, 1, 0]]
+    assert stored(annotations.find("a.jpg", None, SIZE)) == [[0, 0, 1, 1, 0]]
     with pytest.raises(SourceError, match="category 'owl' is not in the given class map"):
         from_coco(tmp_path, text, classes=["cat", "dog"])
 
@@ -207,8 +209,8 @@ def test_the_members_may_come_in_any_order(tmp_path: Path) -> None:
     for order in (("annotations", "categories", "images"), ("categories", "images", "annotations")):
         text = json.dumps({name: body[name] for name in order}, indent=2).encode()
         annotations = from_coco(tmp_path, text, ["b.jpg", "a.jpg"])
-        assert stored(annotations.find("a.jpg", None, LANDSCAPE)) == [[0, 0, 1, 1, 2]]
-        assert stored(annotations.find("b.jpg", None, LANDSCAPE)) == [[0, 0, 3, 3, 0]]
+        assert stored(annotations.find("a.jpg", None, SIZE)) == [[0, 0, 1, 1, 2]]
+        assert stored(annotations.find("b.jpg", None, SIZE)) == [[0, 0, 3, 3, 0]]
 
 
 def test_several_files_are_one_set(tmp_path: Path) -> None:
@@ -217,8 +219,8 @@ def test_several_files_are_one_set(tmp_path: Path) -> None:
     second = write(tmp_path / "2.json", text)
     annotations = coco.Annotations([first, second], ["train/a.jpg", "val/a.jpg"])
     assert annotations.classes == ("cat", "dog", "owl", "yak") and annotations.notes == []
-    assert stored(annotations.find("train/a.jpg", None, LANDSCAPE)) == [[0, 0, 1, 1, 1]]
-    assert stored(annotations.find("val/a.jpg", None, LANDSCAPE)) == [[0, 0, 2, 2, 3]]
+    assert stored(annotations.find("train/a.jpg", None, SIZE)) == [[0, 0, 1, 1, 1]]
+    assert stored(annotations.find("val/a.jpg", None, SIZE)) == [[0, 0, 2, 2, 3]]
     write(second, coco_text({"b.jpg": []}, names=["cow", "dog", "owl"]))
     with pytest.raises(SourceError, match=r"category 1 is 'cow', and 'cat' in 1\.json"):
         coco.Annotations([first, second], [])
@@ -229,7 +231,7 @@ def test_crowds_and_strays_are_counted(tmp_path: Path) -> None:
     body["annotations"][0].update(iscrowd=1, bbox="whatever")
     body["annotations"][2]["image_id"] = 7
     annotations = from_coco(tmp_path, json.dumps(body).encode())
-    found = annotations.find("a.jpg", None, LANDSCAPE)
+    found = annotations.find("a.jpg", None, SIZE)
     assert stored(found) == [[0, 0, 2, 2, 0]]
     assert found.warnings == (coco.CROWD,)
     assert annotations.notes == [
@@ -240,7 +242,7 @@ def test_crowds_and_strays_are_counted(tmp_path: Path) -> None:
 def test_an_image_without_a_size_is_taken_as_upright(tmp_path: Path) -> None:
     body = json.loads(coco_text({"a.jpg": [(0, 0, 9, 9, 0)]}))
     del body["images"][0]["width"]
-    found = from_coco(tmp_path, json.dumps(body).encode()).find("a.jpg", None, LANDSCAPE)
+    found = from_coco(tmp_path, json.dumps(body).encode()).find("a.jpg", None, SIZE)
     assert found.size is None and "without the image's size" in found.warnings[0]
 
 
@@ -260,11 +262,11 @@ def test_a_file_name_finds_its_key(
     tmp_path: Path, file_name: str, keys: list[str], expected: str
 ) -> None:
     annotations = from_coco(tmp_path, coco_text({file_name: [(0, 0, 9, 9, 0)]}), keys)
-    with_boxes = [key for key in keys if len(annotations.find(key, None, LANDSCAPE).rows)]
+    with_boxes = [key for key in keys if len(annotations.find(key, None, SIZE).rows)]
     assert with_boxes == [expected]
     assert bool(annotations.notes) == (file_name == "old/a.jpg")
     (other,) = {*keys} - {expected}
-    assert annotations.find(other, None, LANDSCAPE).warnings == (coco.NOT_LISTED,)
+    assert annotations.find(other, None, SIZE).warnings == (coco.NOT_LISTED,)
 
 
 @pytest.mark.parametrize("file_name", ["a.jpg", "z/a.jpg"])
@@ -301,9 +303,9 @@ def test_a_broken_object_rejects_its_image_alone(tmp_path: Path, expected: str) 
     body = json.loads(coco_text({"a.jpg": [(0, 0, 1, 1, 0)], "b.jpg": [(0, 0, 1, 1, 0)]}))
     body["annotations"][0].update(BAD_OBJECTS[expected])
     annotations = from_coco(tmp_path, json.dumps(body).encode(), ["a.jpg", "b.jpg"])
-    text = reason(annotations.find, "a.jpg", None, LANDSCAPE)
+    text = reason(annotations.find, "a.jpg", None, SIZE)
     assert text.startswith("broken annotation (instances.json, ") and expected in text
-    assert len(annotations.find("b.jpg", None, LANDSCAPE).rows) == 1
+    assert len(annotations.find("b.jpg", None, SIZE).rows) == 1
 
 
 BROKEN_COCO: dict[str, tuple[bytes, str]] = {
@@ -400,13 +402,13 @@ def test_the_label_file_of_an_image(key: str, file: str) -> None:
 
 def test_blank_lines_windows_lines_and_a_bom_do_no_harm() -> None:
     data = b"\xef\xbb\xbf1 0.5 0.5 1 1\r\n\r\n  0\t.25 .25 .5 .5  \r\n"
-    found = yolo.Annotations(["a", "b"]).find("a.jpg", data, LANDSCAPE)
+    found = yolo.Annotations(["a", "b"]).find("a.jpg", data, SIZE)
     assert stored(found) == [[0, 0, 60, 40, 1], [0, 0, 30, 20, 0]]
-    assert stored(yolo.Annotations().find("a.jpg", b"", LANDSCAPE)) == []
+    assert stored(yolo.Annotations().find("a.jpg", b"", SIZE)) == []
 
 
 def test_an_image_without_a_label_file_has_no_boxes_and_is_counted() -> None:
-    found = yolo.Annotations().find("a.jpg", None, LANDSCAPE)
+    found = yolo.Annotations().find("a.jpg", None, SIZE)
     assert found.warnings == (yolo.NO_FILE,) and stored(found) == []
 
 
@@ -428,7 +430,7 @@ def test_an_image_without_a_label_file_has_no_boxes_and_is_counted() -> None:
     ],
 )
 def test_a_broken_label_file_is_rejected(data: bytes, expected: str) -> None:
-    text = reason(yolo.Annotations(["a", "b"]).find, "a.jpg", data, LANDSCAPE)
+    text = reason(yolo.Annotations(["a", "b"]).find, "a.jpg", data, SIZE)
     assert text.startswith("broken annotation (") and expected in text
 
 
@@ -436,9 +438,9 @@ def test_without_names_any_class_goes_that_float32_can_hold() -> None:
     unnamed = yolo.Annotations()
     assert unnamed.classes == ()
     largest = (1 << 24) - 1
-    found = unnamed.find("a.jpg", b"%d .5 .5 1 1" % largest, LANDSCAPE)
+    found = unnamed.find("a.jpg", b"%d .5 .5 1 1" % largest, SIZE)
     assert stored(found)[0][4] == largest
-    assert "is not in" in reason(unnamed.find, "a.jpg", b"%d .5 .5 1 1" % (1 << 24), LANDSCAPE)
+    assert "is not in" in reason(unnamed.find, "a.jpg", b"%d .5 .5 1 1" % (1 << 24), SIZE)
 
 
 # Pascal VOC
@@ -448,9 +450,9 @@ def test_voc_counts_from_one_and_its_last_pixel_is_inside() -> None:
     data = voc_text([(0, 0, 60, 40, 1)])
     assert b"<xmin>1</xmin>" in data and b"<xmax>60</xmax>" in data
     annotations = voc.Annotations(["cat", "dog"])
-    assert stored(annotations.find("a.jpg", data, LANDSCAPE)) == [[0, 0, 60, 40, 1]]
-    found = annotations.find("a.jpg", data.replace(b"min>1<", b"min>0<"), LANDSCAPE)
-    assert fit(found, LANDSCAPE)[1] == ()  # tools that count from 0: out by a pixel is rounding
+    assert stored(annotations.find("a.jpg", data, SIZE)) == [[0, 0, 60, 40, 1]]
+    found = annotations.find("a.jpg", data.replace(b"min>1<", b"min>0<"), SIZE)
+    assert fit(found, 1, LANDSCAPE)[1] == ()  # tools that count from 0: out by a pixel is rounding
 
 
 def test_parts_are_no_objects_and_difficult_objects_are() -> None:
@@ -460,7 +462,7 @@ def test_parts_are_no_objects_and_difficult_objects_are() -> None:
         b"<ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part>",
     )
     assert voc.names_in(data) == {"cat"}
-    found = voc.Annotations(["cat"]).find("a.jpg", data, LANDSCAPE)
+    found = voc.Annotations(["cat"]).find("a.jpg", data, SIZE)
     assert stored(found) == [[0, 0, 9, 9, 0]] and found.warnings == (voc.PART,)
 
 
@@ -501,17 +503,17 @@ BROKEN_VOC: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("what", BROKEN_VOC)
 def test_a_broken_xml_is_rejected(what: str) -> None:
     data, expected = BROKEN_VOC[what]
-    text = reason(voc.Annotations(["cat"]).find, "a.jpg", data, LANDSCAPE)
+    text = reason(voc.Annotations(["cat"]).find, "a.jpg", data, SIZE)
     assert text.startswith("broken annotation (") and expected in text
 
 
 def test_a_missing_xml_is_a_reject_that_names_it() -> None:
-    text = reason(voc.Annotations([]).find, "JPEGImages/a.jpg", None, LANDSCAPE)
+    text = reason(voc.Annotations([]).find, "JPEGImages/a.jpg", None, SIZE)
     assert text == "no annotation file (Annotations/a.xml)"
 
 
 def test_an_xml_without_a_size_is_taken_as_upright() -> None:
-    found = voc.Annotations(["cat"]).find("a.jpg", voc_text([(1, 2, 9, 9, 0)], (0, 0)), LANDSCAPE)
+    found = voc.Annotations(["cat"]).find("a.jpg", voc_text([(1, 2, 9, 9, 0)], (0, 0)), SIZE)
     assert stored(found) == [[1, 2, 9, 9, 0]]
     assert "without the image's size" in found.warnings[0]
 

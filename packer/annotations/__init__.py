@@ -8,7 +8,7 @@ class Annotations:
     def file(self, key: str) -> str | None
         The path in the source of the file that has the boxes of the image `key`; None where all
         was read at the start.
-    def find(self, key: str, data: bytes | None, picture: Picture) -> Found
+    def find(self, key: str, data: bytes | None, size: Size) -> Found
         What is stated of an image, given the content of that file; None: there is no such file.
         Called from many threads. Raises Reject.
 

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from readers.errors import SourceError, printable
 
-from ..boxes import BROKEN, NO_SIZE, NUM_COLUMNS, Found, Picture, Rows
+from ..boxes import BROKEN, NO_SIZE, NUM_COLUMNS, Found, Rows
+from ..geometry import Size
 from ..inspect import Reject
 from ..json_stream import JsonStream
 
@@ -96,7 +97,7 @@ class Annotations:
         """All is read already."""
         return None
 
-    def find(self, key: str, data: bytes | None, picture: Picture) -> Found:
+    def find(self, key: str, data: bytes | None, size: Size) -> Found:
         """What is stated of the image `key`. Raises Reject for what cannot be a box."""
         if key not in self._places:
             return Found(warnings=(NOT_LISTED,))

@@ -16,7 +16,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from ..boxes import BROKEN, NO_SIZE, NUM_COLUMNS, Found, Picture
+from ..boxes import BROKEN, NO_SIZE, NUM_COLUMNS, Found
+from ..geometry import Size
 from ..inspect import Reject
 
 NO_FILE = "no annotation file"
@@ -39,7 +40,7 @@ class Annotations:
         above = folder.rpartition("/")[0]
         return "/".join(filter(None, (above, "Annotations", name.rpartition(".")[0] + ".xml")))
 
-    def find(self, key: str, data: bytes | None, picture: Picture) -> Found:
+    def find(self, key: str, data: bytes | None, size: Size) -> Found:
         """What the XML states of the image. Raises Reject, also where there is none."""
         if data is None:
             raise Reject(NO_FILE, str(self.file(key)))

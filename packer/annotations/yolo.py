@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..boxes import BROKEN, CLASSES_MAX, NUM_COLUMNS, Found, Picture
+from ..boxes import BROKEN, CLASSES_MAX, NUM_COLUMNS, Found
+from ..geometry import Size
 from ..inspect import Reject
 
 NO_FILE = "no label file, packed without boxes"
@@ -35,7 +36,7 @@ class Annotations:
             parts[last] = "labels"
         return "/".join(parts) + slash + name.rpartition(".")[0] + ".txt"
 
-    def find(self, key: str, data: bytes | None, picture: Picture) -> Found:
+    def find(self, key: str, data: bytes | None, size: Size) -> Found:
         """What the label file, None where it is missing, states of the image. Raises Reject."""
         if data is None:
             return Found(warnings=(NO_FILE,))
@@ -45,7 +46,6 @@ class Annotations:
             raise Reject(BROKEN, "it is not text in UTF-8") from None
         objects = [self._object(i, line.split()) for i, line in enumerate(lines, 1) if line.strip()]
         stated = np.array(objects, np.float64).reshape(-1, NUM_COLUMNS)
-        size = np.array([picture.width, picture.height])
         centres, halves = stated[:, 1:3] * size, stated[:, 3:5] * size / 2
         return Found(np.column_stack([centres - halves, centres + halves, stated[:, 0]]))
 
