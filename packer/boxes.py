@@ -34,7 +34,7 @@ Rows = npt.NDArray[np.float64]  # (k, 5), the columns as above
 NO_ROWS: Rows = np.zeros((0, NUM_COLUMNS))
 
 
-class Found(NamedTuple):
+class Annotated(NamedTuple):
     """What annotations state of one image: float64 rows as in the module's docstring, but in
     pixels of an image of `size`, (width, height); None where they do not say, or mean the upright
     one. `warnings` has a text for every object that was left out, or taken with a doubt."""
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 def fit(
-    found: Found, orientation: int, geometry: Geometry
+    annotated: Annotated, orientation: int, geometry: Geometry
 ) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
     """The boxes of an image as they are stored, float32 (k, 5), and warnings, one an object.
 
@@ -53,7 +53,7 @@ def fit(
     clipped to the image, and follow the `geometry` of what is stored. Those without area are left
     out. Raises Reject when the annotations are of an image of another size.
     """
-    rows = _upright(found, orientation, geometry.source)
+    rows = _upright(annotated, orientation, geometry.source)
     clipped = np.clip(rows[:, :4], 0, 2 * geometry.source)
     reach = np.abs(rows[:, :4] - clipped).max(axis=1, initial=0)
     stored = np.empty(rows.shape, DTYPE)
@@ -64,16 +64,16 @@ def fit(
     has_area = (stored[:, :2] < stored[:, 2:4]).all(axis=1)
     left_out = np.where(had_area, OUTSIDE, WITHOUT_AREA)[~has_area].tolist()
     cut = [CLIPPED] * int(np.sum(has_area & (reach > _REACH)))
-    return stored[has_area], (*found.warnings, *left_out, *cut)
+    return stored[has_area], (*annotated.warnings, *left_out, *cut)
 
 
-def _upright(found: Found, orientation: int, size: Size) -> Rows:
+def _upright(annotated: Annotated, orientation: int, size: Size) -> Rows:
     """The rows in pixels of the upright image, which has this size. Raises Reject."""
-    if found.size is None or found.size == size:
-        return found.rows
-    if orientation >= 5 and found.size == size[::-1]:
-        return turned(found.rows, found.size, orientation)
-    stated = f"{found.size[0]} x {found.size[1]}"
+    if annotated.size is None or annotated.size == size:
+        return annotated.rows
+    if orientation >= 5 and annotated.size == size[::-1]:
+        return turned(annotated.rows, annotated.size, orientation)
+    stated = f"{annotated.size[0]} x {annotated.size[1]}"
     raise Reject(
         "annotated in another size",
         f"the annotation is of an image of {stated}, and this one has {size[0]} x {size[1]}",

@@ -9,8 +9,8 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from .progress import ProgressBar, ScanningBar
 from .sources import KINDS
 
 if TYPE_CHECKING:
+    from .annotations import BoxesOption
     from .fields import Pattern
 
 EXIT_DAMAGE, EXIT_REJECTS, EXIT_INTERRUPTED = 1, 3, 130
@@ -102,6 +103,26 @@ class FieldPattern(click.ParamType[Any]):
             self.fail(f"{value!r} is not NAME=PATTERN, as mask=../masks/{{stem}}.png", param, ctx)
         try:
             return Pattern(name, pattern)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Boxes(click.ParamType[Any]):
+    """Annotations: coco=FILE, yolo, yolo=PATTERN, voc or voc=PATTERN."""
+
+    name = "boxes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from .annotations import KINDS, NAME, BoxesOption
+        from .fields import Pattern
+
+        kind, equals, where = str(value).partition("=")
+        if kind not in KINDS or bool(equals) != bool(where) or (kind == "coco" and not where):
+            self.fail(f"{value!r} is not coco=FILE, yolo[=PATTERN] or voc[=PATTERN]", param, ctx)
+        if kind == "coco":
+            return BoxesOption(kind, (Path(where),))
+        try:
+            return BoxesOption(kind, pattern=Pattern(NAME, where) if where else None)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -264,6 +285,22 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
     "image's folder; with {folder} or a column, to SRC.",
 )
 @click.option(
+    "--boxes",
+    metavar="KIND[=WHERE]",
+    type=Boxes(),
+    multiple=True,
+    help="Pack the boxes around objects: of coco=FILE, an instances JSON (again for more of them); "
+    "of yolo, labels/{stem}.txt for images/{stem}.jpg; of voc, ../Annotations/{stem}.xml. For "
+    "yolo and voc another pattern may follow, as for --field: yolo=../boxes/{stem}.txt.",
+)
+@click.option(
+    "--boxes-classes",
+    metavar="TXT_OR_YAML",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The classes of boxes in their order: one a line, or `names` as in YOLO's data.yaml. "
+    "Default: COCO's categories by id; data.yaml or classes.txt in SRC; all names in VOC's XMLs.",
+)
+@click.option(
     "--without-field",
     "without_fields",
     metavar="NAME",
@@ -296,6 +333,8 @@ def convert(
     limit: int | None,
     drop_duplicates: bool,
     fields: tuple[Pattern, ...],
+    boxes: tuple[BoxesOption, ...],
+    boxes_classes: Path | None,
     without_fields: tuple[str, ...],
     overwrite: bool,
     force: bool,
@@ -327,6 +366,9 @@ def convert(
       dspack convert imgs.tar.gz --to lmdb --split train=0.9,val=0.1
       dspack convert imgs.lmdb --to hdf5 --split val
       dspack convert ./imgs --to lmdb --field mask=../masks/{stem}.png --field caption={stem}.txt
+      dspack convert ./train2017 --to lmdb --boxes coco=annotations/instances_train2017.json
+      dspack convert ./coco8 --to memmap --boxes yolo --boxes-classes coco8.yaml
+      dspack convert ./VOC2012 --to lmdb --boxes voc
     """
     from .convert import convert as run
     from .destination import default_destination
@@ -343,7 +385,7 @@ def convert(
     made = [shares for shares in splits if isinstance(shares, dict)]
     if len(taken) > 1 or len(made) > 1:
         raise click.UsageError("--split takes splits once, and makes splits once")
-    names = [pattern.name for pattern in fields]
+    names = [pattern.name for pattern in fields] + ["boxes"] * bool(boxes)
     if twice := [name for name in names if names.count(name) > 1]:
         raise click.UsageError(f"--field {twice[0]} is given twice")
     if group_by is not None and not made:
@@ -366,6 +408,7 @@ def convert(
         pixels=pixels,
         fields=fields,
         without_fields=without_fields,
+        boxes=_boxes_option(boxes, boxes_classes),
     )
     collect_less()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what it says is in the rejects
@@ -536,6 +579,21 @@ def bench(
         click.echo("\n".join(map(printable, table(report))))
     if plot is not None:
         draw(report, plot)
+
+
+def _boxes_option(given: Sequence[BoxesOption], classes_from: Path | None) -> BoxesOption | None:
+    """All --boxes as one, with the classes."""
+    from .layout import load_classes
+
+    if not given:
+        if classes_from is not None:
+            raise click.UsageError("--boxes-classes goes with --boxes")
+        return None
+    if len(given) > 1 and {option.kind for option in given} != {"coco"}:
+        raise click.UsageError("--boxes is given once, but for the files of COCO")
+    files = tuple(path for option in given for path in option.files)
+    classes = None if classes_from is None else tuple(load_classes(classes_from))
+    return replace(given[0], files=files, classes=classes)
 
 
 # Printing

@@ -20,6 +20,7 @@ from readers.manifest import Manifest
 from readers.version import __version__
 
 from . import duplicates, labels, layout
+from .annotations import add_boxes
 from .destination import check_destination, existing_parent
 from .fields import add_fields, stamper
 from .memory import keep_freed_memory
@@ -133,7 +134,9 @@ def list_source(
         scanning=scanning,
     )
     listing = source.scan()
-    add_fields(source, listing, options.fields, options.without_fields)
+    used = options.boxes.columns if options.boxes else ()
+    add_fields(source, listing, options.fields, options.without_fields, used)
+    add_boxes(source, listing, options.boxes)
     if listing.given is None:
         plan = layout.plan(listing, source.root, options.layout, options.classes)
     else:
@@ -160,7 +163,10 @@ def _plan_json(
         "layout": options.layout,
         "drop_duplicates": options.drop_duplicates,
         "pixels": options.pixels.describe(),
-        "fields": [[field.name, field.about.kind] for field in fields],
+        "fields": [
+            [field.name, field.about.kind, list(field.about.classes or ())] for field in fields
+        ],
+        "boxes": options.boxes and options.boxes.describe(),
         "patterns": dict(options.describe_fields()),
         "dspack": __version__,
     }

@@ -109,13 +109,15 @@ class Pattern:
 
 @dataclass(frozen=True)
 class PatternField:
-    """A field whose values are files of the source, or beside it."""
+    """A field whose values are files of the source, or beside it. A sample without its file is a
+    reject unless that `may_be_missing`."""
 
     name: str
     about: Field
     source: SourceOfFiles
     pattern: Pattern
     columns: Mapping[str, Column]
+    may_be_missing: bool = False
 
     def path(self, image: str) -> str:
         return self.pattern.path(image, self.columns)
@@ -128,6 +130,8 @@ class PatternField:
                 raise Reject("the image itself")
             return self.source.read_beside(path)
         except Reject as reject:
+            if self.may_be_missing and reject.reason == NO_FILE:
+                return None
             reason = (
                 f"no {self.name}" if reject.reason == NO_FILE else f"{self.name}: {reject.reason}"
             )
@@ -174,11 +178,16 @@ class ColumnField:
 
 
 def add_fields(
-    source: Source, listing: Listing, patterns: Sequence[Pattern], without: Collection[str]
+    source: Source,
+    listing: Listing,
+    patterns: Sequence[Pattern],
+    without: Collection[str],
+    used: Collection[str] = (),
 ) -> None:
     """Complete the fields of a listing, and take the files that are values out of its images.
 
-    `without` names fields to leave out that a source brings by itself. Raises SourceError.
+    `without` names fields to leave out that a source brings by itself, `used` columns of a list
+    that are no fields. Raises SourceError.
     """
     _leave_out(listing, without, source.root)
     if not patterns and not listing.columns:
@@ -189,10 +198,8 @@ def add_fields(
             path=source.root,
             advice="leave out --field",
         )
-    fields = [_pattern_field(pattern, source, listing) for pattern in patterns]
-    used: set[str] = set()
-    for field in fields:
-        used |= field.pattern.placeholders
+    fields = [pattern_field(pattern, source, listing) for pattern in patterns]
+    used = set(used).union(*(field.pattern.placeholders for field in fields))
     for name, column in listing.columns.items():
         if name in used:
             continue
@@ -202,7 +209,7 @@ def add_fields(
             listing.left_out[f"column {name}"] += column.num_rows
     listing.fields += fields
     if fields and not listing.columns and listing.given is None:  # a list's rows are all images
-        _take_out_values(listing, fields, source.root)
+        take_out_values(listing, fields, source.root)
 
 
 def _leave_out(listing: Listing, without: Collection[str], root: Path) -> None:
@@ -218,7 +225,7 @@ def _leave_out(listing: Listing, without: Collection[str], root: Path) -> None:
     listing.fields = [field for field in listing.fields if field.name not in without]
 
 
-def _pattern_field(pattern: Pattern, source: SourceOfFiles, listing: Listing) -> PatternField:
+def pattern_field(pattern: Pattern, source: SourceOfFiles, listing: Listing) -> PatternField:
     known = [*_PLACEHOLDERS, *listing.columns]
     if unknown := sorted(pattern.placeholders - set(known)):
         raise SourceError(
@@ -237,7 +244,7 @@ def _pattern_field(pattern: Pattern, source: SourceOfFiles, listing: Listing) ->
     return PatternField(pattern.name, Field(kind), source, pattern, listing.columns)
 
 
-def _take_out_values(listing: Listing, fields: Sequence[PatternField], root: Path) -> None:
+def take_out_values(listing: Listing, fields: Sequence[PatternField], root: Path) -> None:
     """Values of fields are neither images nor left out, and folders of them are no classes."""
     values = _values(listing.files, fields)
     values = _values([path for path in listing.files if path not in values], fields)
@@ -253,11 +260,16 @@ def _take_out_values(listing: Listing, fields: Sequence[PatternField], root: Pat
             )
     listing.rejected = [(path, why) for path, why in listing.rejected if path not in values]
     listing.rejected += [(path, "belongs to no image") for path in sorted(stray)]
-    for path in values.intersection(listing.others):
-        listing.left_out[str(extension_reason(posixpath.basename(path)))] -= 1
-    listing.left_out = +listing.left_out
+    leave_in(listing, values)
     emptied = _folders_above(values | stray) - _folders_above(listing.files)
     listing.folders = [path for path in listing.folders if path not in emptied]
+
+
+def leave_in(listing: Listing, paths: set[str]) -> None:
+    """These files, which are no images, are of use all the same."""
+    for path in paths.intersection(listing.others):
+        listing.left_out[str(extension_reason(posixpath.basename(path)))] -= 1
+    listing.left_out = +listing.left_out
 
 
 def _values(images: Iterable[str], fields: Sequence[PatternField]) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .annotations import BoxesOption
 from .fields import Pattern
 from .part import Part
 from .pixels import PixelOptions
@@ -32,6 +33,7 @@ class Options:
     pixels: PixelOptions = field(default_factory=PixelOptions)
     fields: tuple[Pattern, ...] = ()
     without_fields: tuple[str, ...] = ()
+    boxes: BoxesOption | None = None
 
     def describe_fields(self) -> list[tuple[str, str]]:
         """The patterns of further fields, as JSON has them."""

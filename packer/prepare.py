@@ -23,7 +23,7 @@ from .geometry import Geometry, unchanged
 from .inspect import Image, Reject, check_pixels, inspect
 from .pixels import PixelOptions
 from .restart import require_jpegtran
-from .sources import FieldSource, File, Source, pack
+from .sources import FieldSource, File, MadeFieldSource, Source, pack
 from .transform import Stored, is_plain, transform
 from .values import Found, Value, store
 
@@ -40,9 +40,10 @@ _AS_THEY_ARE = PixelOptions()
 
 class Prepared(NamedTuple):
     """One file, read and checked: a sample, or a reject with its reason. `data` is what is stored;
-    `change`, `segments`, `is_odd` and `geometry` as in packer.transform.Stored. `values` are those
-    of the further fields, in their order, with their checksums. `source_bytes` and `source_ns`
-    stand for all files of the sample."""
+    `change`, `segments`, `is_odd` and `geometry` as in packer.transform.Stored; `orientation` is
+    that of the file, not of what is stored. `values` are those of the further fields, in their
+    order, with their checksums. `source_bytes` and `source_ns` stand for all files of the sample.
+    """
 
     entry: int
     source_bytes: int
@@ -55,6 +56,7 @@ class Prepared(NamedTuple):
     segments: npt.NDArray[Any] | None = None
     is_odd: bool = False
     geometry: Geometry | None = None
+    orientation: int = 1
     values: tuple[tuple[Value, bytes], ...] = ()
 
     @property
@@ -93,7 +95,8 @@ def _with_fields(
         geometry = prepared.geometry or unchanged(prepared.image.width, prepared.image.height)
         try:
             for field, file in zip(fields, found, strict=True):
-                value = _value(field, file, path, geometry, decode, pixels)
+                turned = prepared.orientation
+                value = _value(field, file, path, geometry, turned, decode, pixels)
                 values.append((value, checksum(value.data)))
         except Reject as problem:
             reject = problem
@@ -114,6 +117,7 @@ def _value(
     file: File | Reject | None,
     path: str,
     geometry: Geometry,
+    orientation: int,
     decode: bool,
     pixels: PixelOptions,
 ) -> Value:
@@ -122,7 +126,9 @@ def _value(
     if file is None:
         return Value(b"", (f"no {field.name}, an empty value is stored",))
     where = field.where(path)
-    found = Found(file.data, field.name, where, path, geometry, decode, pixels)
+    found = Found(file.data, field.name, where, path, geometry, orientation, decode, pixels)
+    if isinstance(field, MadeFieldSource):
+        return field.store(found)
     return store(field.about.kind, found)
 
 
@@ -142,14 +148,23 @@ def _prepare_image(
         if image.profile and pixels.icc is None:
             image.warnings += (_taken_as_srgb(image),)
         if not is_plain(image, pixels):
-            return _prepared(entry, num_bytes, modified_ns, transform(data, image, pixels))
+            prepared = _prepared(entry, num_bytes, modified_ns, transform(data, image, pixels))
+            return prepared._replace(orientation=image.orientation)
         if decode:
             data = check_pixels(data, image)
         elif image.missing_end:
             raise Reject("image data missing", "no end marker; --check decode looks closer")
     except Reject as reject:
         return Prepared(entry, num_bytes, modified_ns, b"", reject=reject)
-    return Prepared(entry, num_bytes, modified_ns, data, checksum(data), image)
+    return Prepared(
+        entry,
+        num_bytes,
+        modified_ns,
+        data,
+        checksum(data),
+        image,
+        orientation=image.orientation,
+    )
 
 
 def _prepare_copy(source: Source, path: str, entry: int, decode: bool) -> Prepared:
@@ -181,6 +196,7 @@ def _prepared(entry: int, num_bytes: int, modified_ns: int, stored: Stored) -> P
         segments=segments,
         is_odd=is_odd,
         geometry=geometry,
+        orientation=image.orientation,
     )
 
 

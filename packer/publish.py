@@ -147,7 +147,10 @@ def _made(
 ) -> dict[str, Any]:
     """How the pack was made, for people."""
     fields = {"fields": dict(options.describe_fields())} if options.fields else {}
-    return fields | {
+    boxes = {"boxes": options.boxes.describe()} if options.boxes else {}
+    return {
+        **fields,
+        **boxes,
         "by": f"dspack {__version__}",
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "source": os.path.realpath(source.root),

@@ -12,6 +12,7 @@ import numpy as np
 from readers.decode import UndecodableError
 from readers.masks import Mask, decode_mask, nearest
 
+from . import boxes
 from .geometry import Geometry
 from .inspect import Image, Reject, check_pixels, inspect
 from .pixels import PixelOptions
@@ -19,14 +20,15 @@ from .pixels import PixelOptions
 
 class Found(NamedTuple):
     """A value as its source has it, and what is to be known to store it: `name` of the field,
-    `where` it is and of which `image`, for messages; `geometry` of the image, `decode` to look at
-    all pixels, and the options for pixels."""
+    `where` it is and of which `image`, for messages; `geometry` of the image, and the EXIF
+    `orientation` of its file; `decode` to look at all pixels, and the options for pixels."""
 
     data: bytes
     name: str
     where: str
     image: str
     geometry: Geometry
+    orientation: int
     decode: bool
     options: PixelOptions
 
@@ -56,6 +58,16 @@ def _store_text(found: Found) -> Value:
     except UnicodeDecodeError as error:
         raise Reject(f"{found.name}: not UTF-8", f"{found.where}: {error.reason}") from None
     return Value(found.data)
+
+
+def _store_boxes(found: Found) -> Value:
+    """Boxes that are in the form of a pack already."""
+    try:
+        rows = np.frombuffer(found.data, boxes.DTYPE).reshape(-1, boxes.NUM_COLUMNS)
+    except ValueError:
+        raise Reject(f"{found.name}: not rows of {boxes.NUM_COLUMNS}", found.where) from None
+    fitted, warnings = boxes.fit(boxes.Annotated(rows.astype(np.float64)), 1, found.geometry)
+    return Value(fitted.tobytes(), warnings)
 
 
 # Masks
@@ -143,4 +155,8 @@ def _png_name(mask: Mask) -> str:
     return f"{'grey' if mask.ndim == 2 else 'RGB'} PNG of {8 * mask.itemsize} bits"
 
 
-_STORE: dict[str, Callable[[Found], Value]] = {"mask": _store_mask, "text": _store_text}
+_STORE: dict[str, Callable[[Found], Value]] = {
+    "boxes": _store_boxes,
+    "mask": _store_mask,
+    "text": _store_text,
+}

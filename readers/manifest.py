@@ -37,18 +37,20 @@ class Shard:
 @dataclass(frozen=True)
 class Field:
     """How a field is stored: "encoded" (an image file), "mask" (an image file whose pixels are
-    numbers and no colours, see readers.masks), "text" (UTF-8), "bytes" (anything), or "array":
-    every value is the C-ordered bytes of an array of one `dtype` and `shape`. The `dtype` of
-    encoded images is that of their pixels, "<u2" where more than 8 bits are kept, and None for
-    uint8. `odd` is the rule by which images are decoded that the column FIELD.odd marks: the
-    members of readers.odd.Rule."""
+    numbers and no colours, see readers.masks), "text" (UTF-8), "boxes" (see readers.boxes),
+    "bytes" (anything), or "array": every value is the C-ordered bytes of an array of one `dtype`
+    and `shape`. The `dtype` of encoded images is that of their pixels, "<u2" where more than 8 bits
+    are kept, and None for uint8. `odd` is the rule by which images are decoded that the column
+    FIELD.odd marks: the members of readers.odd.Rule. `classes` are the names of what boxes are
+    around."""
 
     kind: str = "encoded"
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     odd: dict[str, Any] | None = None
+    classes: tuple[str, ...] | None = None
 
-    KINDS: ClassVar[tuple[str, ...]] = ("encoded", "mask", "text", "bytes", "array")
+    KINDS: ClassVar[tuple[str, ...]] = ("encoded", "mask", "text", "boxes", "bytes", "array")
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ class Manifest:
     def to_json(self) -> str:
         """The text of manifest.json, with a checksum of itself."""
         body = {"dspack_format_version": FORMAT_VERSION, **asdict(self)}
+        for about in body["fields"].values():
+            if about["classes"] is None:
+                del about["classes"]
         return json.dumps({**body, "checksum": _self_checksum(body)}, indent=1) + "\n"
 
     @classmethod
@@ -141,7 +146,9 @@ def _field(about: dict[str, Any], path: Path) -> Field:
         )
     shape = about["shape"]
     shape = None if shape is None else tuple(shape)
-    return Field(about["kind"], about["dtype"], shape, about.get("odd"))
+    classes = about.get("classes")
+    classes = None if classes is None else tuple(classes)
+    return Field(about["kind"], about["dtype"], shape, about.get("odd"), classes)
 
 
 def _files(rows: list[dict[str, Any]]) -> tuple[PackFile, ...]:

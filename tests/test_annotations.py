@@ -17,7 +17,7 @@ from images import write
 
 from packer import class_names
 from packer.annotations import coco, voc, yolo
-from packer.boxes import CLIPPED, OUTSIDE, WITHOUT_AREA, Found, fit, turned
+from packer.boxes import CLIPPED, OUTSIDE, WITHOUT_AREA, Annotated, fit, turned
 from packer.geometry import Geometry, Size, unchanged
 from packer.inspect import Reject
 from packer.json_stream import JsonStream
@@ -79,7 +79,9 @@ def from_coco(tmp_path: Path, text: bytes, keys: Sequence[str] = ("a.jpg",), **o
     return coco.Annotations([write(tmp_path / "instances.json", text)], keys, **options)
 
 
-def stored(found: Found, orientation: int = 1, geometry: Geometry = LANDSCAPE) -> list[list[float]]:
+def stored(
+    found: Annotated, orientation: int = 1, geometry: Geometry = LANDSCAPE
+) -> list[list[float]]:
     rows, _ = fit(found, orientation, geometry)
     assert rows.dtype == np.dtype("<f4") and rows.shape[1:] == (5,)
     return rows.tolist()  # type: ignore[no-any-return]
@@ -146,15 +148,17 @@ def test_boxes_turn_as_pixels_do(orientation: int) -> None:
 
 def test_boxes_drawn_on_an_image_on_its_side_are_turned_and_others_are_not() -> None:
     rows = np.array([[20.0, 5, 50, 12, 0]])
-    assert stored(Found(rows, (40, 60)), 6, unchanged(40, 60)) == [[20, 5, 40, 12, 0]]  # clipped
-    assert stored(Found(rows, (60, 40)), 6, unchanged(40, 60)) == [[28, 20, 35, 50, 0]]
-    assert stored(Found(rows, (60, 40)), 3) == [[20, 5, 50, 12, 0]]
-    assert stored(Found(rows, None), 6) == [[20, 5, 50, 12, 0]]
+    assert stored(Annotated(rows, (40, 60)), 6, unchanged(40, 60)) == [
+        [20, 5, 40, 12, 0]
+    ]  # clipped
+    assert stored(Annotated(rows, (60, 40)), 6, unchanged(40, 60)) == [[28, 20, 35, 50, 0]]
+    assert stored(Annotated(rows, (60, 40)), 3) == [[20, 5, 50, 12, 0]]
+    assert stored(Annotated(rows, None), 6) == [[20, 5, 50, 12, 0]]
 
 
 @pytest.mark.parametrize(("orientation", "size"), [(1, (40, 60)), (3, (40, 60)), (8, (61, 40))])
 def test_annotations_of_another_size_are_refused(orientation: int, size: Size) -> None:
-    found = Found(np.array([[0.0, 0, 1, 1, 0]]), (60, 40))
+    found = Annotated(np.array([[0.0, 0, 1, 1, 0]]), (60, 40))
     text = reason(fit, found, orientation, unchanged(*size))
     assert text.startswith("annotated in another size")
     assert "60 x 40" in text and f"{size[0]} x {size[1]}" in text
@@ -171,7 +175,7 @@ def test_boxes_are_clipped_or_left_out_but_never_without_a_word() -> None:
             [-9, 3, -2, 20, 5],
         ]
     )
-    boxes, warnings = fit(Found(rows, warnings=("before",)), 1, LANDSCAPE)
+    boxes, warnings = fit(Annotated(rows, warnings=("before",)), 1, LANDSCAPE)
     assert boxes.tolist() == [[0, 3, 10, 40, 0], [0, 3, 60, 20, 1]]
     assert warnings == (
         "before",
@@ -181,7 +185,7 @@ def test_boxes_are_clipped_or_left_out_but_never_without_a_word() -> None:
 
 
 def test_boxes_follow_the_image_to_its_new_place() -> None:
-    found = Found(np.array([[10.0, 4, 60, 40, 2]]))
+    found = Annotated(np.array([[10.0, 4, 60, 40, 2]]))
     geometry = Geometry((60, 40), (30, 10), (36, 24), (3, 7))
     assert stored(found, 1, geometry) == [[8, 8, 33, 17, 2]]
 

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from readers.errors import SourceError, printable
 
-from ..boxes import BROKEN, NO_SIZE, NUM_COLUMNS, Found, Rows
+from ..boxes import BROKEN, NO_SIZE, NUM_COLUMNS, Annotated, Rows
 from ..geometry import Size
 from ..inspect import Reject
 from ..json_stream import JsonStream
+from ..sources import File
 
-NOT_LISTED = "not in the annotations, packed without boxes"
 CROWD = "a crowd region, left out"
 _MEMBERS = ("images", "annotations", "categories")
 _ADVICE = "boxes come from COCO's instances JSON: an object with images, annotations and categories"
@@ -93,14 +93,22 @@ class Annotations:
                 self.notes.append(f"{len(names_of)} {text} ({printable(names_of[0])} …)")
         return places
 
-    def file(self, key: str) -> str | None:
-        """All is read already."""
-        return None
+    def __contains__(self, key: object) -> bool:
+        """Whether an image is annotated, be it with no object."""
+        return key in self._places
 
-    def find(self, key: str, data: bytes | None, size: Size) -> Found:
-        """What is stated of the image `key`. Raises Reject for what cannot be a box."""
-        if key not in self._places:
-            return Found(warnings=(NOT_LISTED,))
+    def read(self, key: str) -> File | None:
+        """All is read already."""
+        return File(b"", *self.stamp(key)) if key in self else None
+
+    def stamp(self, key: str) -> tuple[int, int]:
+        return (0, 0) if key in self else (-1, -1)
+
+    def where(self, key: str) -> str:
+        return f"the boxes of {key}"
+
+    def find(self, key: str, data: bytes, size: Size) -> Annotated:
+        """What is stated of an image that is annotated. Raises Reject for what cannot be a box."""
         t, number = self._places[key]
         return self._tables[t].find(number)
 
@@ -127,14 +135,14 @@ class _Table:
         self._crowds = dict(crowds)
         self._broken = broken
 
-    def find(self, number: int) -> Found:
+    def find(self, number: int) -> Annotated:
         if number in self._broken:
             raise Reject(BROKEN, f"{self.path.name}, {self._broken[number]}")
         width, height = self._sizes[number].tolist()
         warnings = (CROWD,) * self._crowds.get(number, 0)
         if not width:
-            return Found(self._of(number), None, (*warnings, NO_SIZE))
-        return Found(self._of(number), (width, height), warnings)
+            return Annotated(self._of(number), None, (*warnings, NO_SIZE))
+        return Annotated(self._of(number), (width, height), warnings)
 
     def _of(self, number: int) -> Rows:
         return self._rows[self._starts[number] : self._starts[number + 1]]

@@ -16,11 +16,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from ..boxes import BROKEN, NO_SIZE, NUM_COLUMNS, Found
+from ..boxes import BROKEN, NO_SIZE, NUM_COLUMNS, Annotated
 from ..geometry import Size
 from ..inspect import Reject
 
-NO_FILE = "no annotation file"
 PART = "a part of an object, left out"
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _ENCODING = re.compile(rb"""<\?xml[^>]*?encoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
@@ -34,16 +33,8 @@ class Annotations:
         self.notes: list[str] = []
         self._class_of = {name: i for i, name in enumerate(self.classes)}
 
-    def file(self, key: str) -> str | None:
-        """In the folder Annotations beside the image's."""
-        folder, _, name = key.rpartition("/")
-        above = folder.rpartition("/")[0]
-        return "/".join(filter(None, (above, "Annotations", name.rpartition(".")[0] + ".xml")))
-
-    def find(self, key: str, data: bytes | None, size: Size) -> Found:
-        """What the XML states of the image. Raises Reject, also where there is none."""
-        if data is None:
-            raise Reject(NO_FILE, str(self.file(key)))
+    def find(self, key: str, data: bytes, size: Size) -> Annotated:
+        """What the XML states of the image. Raises Reject."""
         root = _parse(data)
         rows, num_parts = [], 0
         for number, element in enumerate(root.findall("object"), 1):
@@ -52,7 +43,7 @@ class Annotations:
                 raise Reject(BROKEN, f"object {number}: {name!r:.100} is not among the classes")
             rows.append([*_edges(number, element), self._class_of[name]])
             num_parts += len(element.findall("part"))
-        found = Found(np.array(rows, np.float64).reshape(-1, NUM_COLUMNS), _size(root))
+        found = Annotated(np.array(rows, np.float64).reshape(-1, NUM_COLUMNS), _size(root))
         return found._replace(
             warnings=(PART,) * num_parts + (NO_SIZE,) * (found.size is None),
         )

@@ -12,12 +12,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..boxes import BROKEN, CLASSES_MAX, NUM_COLUMNS, Found
+from ..boxes import BROKEN, CLASSES_MAX, NUM_COLUMNS, Annotated
 from ..geometry import Size
 from ..inspect import Reject
 
-NO_FILE = "no label file, packed without boxes"
 _ROUNDING = 0.01  # parts of the image: more above 1, or below 0, is no rounding but another unit
+
+
+def label_file(key: str, root_name: str = "") -> str:
+    """Where the label file of an image lies by convention, below the source: the last folder
+    `images` in its path, which may be the source itself, is `labels`; without one, beside it."""
+    folder, slash, name = key.rpartition("/")
+    parts = folder.split("/")
+    if "images" in parts:
+        last = len(parts) - 1 - parts[::-1].index("images")
+        parts[last] = "labels"
+    elif root_name == "images":
+        parts = ["..", "labels", *filter(None, parts)]
+        slash = "/"
+    return "/".join(parts) + slash + name.rpartition(".")[0] + ".txt"
 
 
 class Annotations:
@@ -26,20 +39,8 @@ class Annotations:
         self.classes = tuple(classes)
         self.notes: list[str] = []
 
-    def file(self, key: str) -> str | None:
-        """The last folder `images` is `labels`, and the extension .txt; beside the image where
-        there is no such folder."""
-        folder, slash, name = key.rpartition("/")
-        parts = folder.split("/")
-        if "images" in parts:
-            last = len(parts) - 1 - parts[::-1].index("images")
-            parts[last] = "labels"
-        return "/".join(parts) + slash + name.rpartition(".")[0] + ".txt"
-
-    def find(self, key: str, data: bytes | None, size: Size) -> Found:
-        """What the label file, None where it is missing, states of the image. Raises Reject."""
-        if data is None:
-            return Found(warnings=(NO_FILE,))
+    def find(self, key: str, data: bytes, size: Size) -> Annotated:
+        """What the label file states of the image. Raises Reject."""
         try:
             lines = data.decode("utf-8-sig").split("\n")
         except UnicodeDecodeError:
@@ -47,7 +48,7 @@ class Annotations:
         objects = [self._object(i, line.split()) for i, line in enumerate(lines, 1) if line.strip()]
         stated = np.array(objects, np.float64).reshape(-1, NUM_COLUMNS)
         centres, halves = stated[:, 1:3] * size, stated[:, 3:5] * size / 2
-        return Found(np.column_stack([centres - halves, centres + halves, stated[:, 0]]))
+        return Annotated(np.column_stack([centres - halves, centres + halves, stated[:, 0]]))
 
     def _object(self, line: int, words: list[str]) -> list[float]:
         if len(words) != NUM_COLUMNS:

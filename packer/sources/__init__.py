@@ -28,13 +28,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from readers.errors import SourceError
 from readers.manifest import MANIFEST_NAME, Field
+
+if TYPE_CHECKING:
+    from ..values import Found, Value
 
 NO_FILE = "no such file"  # a reason of a Reject
 
@@ -117,6 +120,14 @@ class FieldSource(Protocol):
 
     def where(self, image: str) -> str:
         """What a value is called in messages: its path, where it has one."""
+
+
+@runtime_checkable
+class MadeFieldSource(FieldSource, Protocol):
+    """A further field whose values are not those that read() gives, but made of them."""
+
+    def store(self, found: Found) -> Value:
+        """What is stored. Called from many threads. Raises Reject."""
 
 
 class Column(NamedTuple):
