@@ -20,7 +20,7 @@ from readers.manifest import Manifest
 from readers.version import __version__
 
 from . import duplicates, labels, layout
-from .annotations import add_boxes
+from .annotations import add_boxes, shown_folders
 from .destination import check_destination, existing_parent
 from .fields import add_fields, stamper
 from .memory import keep_freed_memory
@@ -138,7 +138,10 @@ def list_source(
     add_fields(source, listing, options.fields, options.without_fields, used)
     add_boxes(source, listing, options.boxes)
     if listing.given is None:
-        plan = layout.plan(listing, source.root, options.layout, options.classes)
+        pass_over = options.boxes and options.layout != "classes"
+        shown, path_of = shown_folders(listing) if pass_over else (listing, {})
+        plan = layout.plan(shown, source.root, options.layout, options.classes)
+        plan = replace(plan, keys=[path_of.get(key, key) for key in plan.keys])
     else:
         plan = labels.plan(listing, listing.given, source.root, options.classes)
     plan = take_splits_and_classes(plan, options.part, source.root)

@@ -260,16 +260,16 @@ def take_out_values(listing: Listing, fields: Sequence[PatternField], root: Path
             )
     listing.rejected = [(path, why) for path, why in listing.rejected if path not in values]
     listing.rejected += [(path, "belongs to no image") for path in sorted(stray)]
-    leave_in(listing, values)
-    emptied = _folders_above(values | stray) - _folders_above(listing.files)
-    listing.folders = [path for path in listing.folders if path not in emptied]
+    take_out(listing, values | stray)
 
 
-def leave_in(listing: Listing, paths: set[str]) -> None:
-    """These files, which are no images, are of use all the same."""
+def take_out(listing: Listing, paths: set[str]) -> None:
+    """Files that are of use, though no images, are not left out, and folders of them no classes."""
     for path in paths.intersection(listing.others):
         listing.left_out[str(extension_reason(posixpath.basename(path)))] -= 1
     listing.left_out = +listing.left_out
+    emptied = _folders_above(paths) - _folders_above(listing.files)
+    listing.folders = [path for path in listing.folders if path not in emptied]
 
 
 def _values(images: Iterable[str], fields: Sequence[PatternField]) -> set[str]:

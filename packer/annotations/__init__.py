@@ -27,7 +27,7 @@ from readers.manifest import Field
 
 from .. import class_names
 from ..boxes import Annotated, fit
-from ..fields import Pattern, PatternField, leave_in, pattern_field, take_out_values
+from ..fields import Pattern, PatternField, pattern_field, take_out, take_out_values
 from ..geometry import Size
 from ..inspect import Reject
 from ..sources import Column, File, Listing, Source, SourceOfFiles
@@ -36,6 +36,7 @@ from . import coco, voc, yolo
 
 NAME = "boxes"
 KINDS = ("coco", "yolo", "voc")
+_IMAGE_FOLDERS = ("images", "JPEGImages")  # where images lie, and which say nothing else
 _CLASS_FILES = ("data.yaml", "classes.txt", "labels/classes.txt")  # of YOLO, below the source
 _READ_THREADS = 64  # hides the latency of a slow mount
 
@@ -141,11 +142,26 @@ def add_boxes(source: Source, listing: Listing, option: BoxesOption | None) -> N
     listing.warnings += field.annotations.notes
 
 
+def shown_folders(listing: Listing) -> tuple[Listing, dict[str, str]]:
+    """The listing without folders that only say that images are in them, which are neither classes
+    nor splits; and the real path of each file. As it is where two files would be one."""
+    path_of = {_shown(path): path for path in listing.files}
+    if len(path_of) < len(listing.files):
+        return listing, {}
+    folders = {_shown(f"{folder}/")[:-1] for folder in listing.folders} - {""}
+    return replace(listing, files=list(path_of), folders=sorted(folders)), path_of
+
+
+def _shown(path: str) -> str:
+    *folders, name = path.split("/")
+    return "/".join([*(folder for folder in folders if folder not in _IMAGE_FOLDERS), name])
+
+
 def _of_coco(option: BoxesOption, source: Source, listing: Listing) -> BoxesField:
     annotations = coco.Annotations(option.files, listing.files, option.classes)
     folder = os.path.realpath(source.root)
     inside = [os.path.relpath(os.path.realpath(path), folder) for path in option.files]
-    leave_in(listing, set(inside))
+    take_out(listing, set(inside))
     return _field(annotations, annotations)
 
 
@@ -183,7 +199,7 @@ def _yolo_classes(source: SourceOfFiles, listing: Listing) -> tuple[str, ...]:
             data = source.read_beside(name).data
         except Reject:
             continue
-        leave_in(listing, {name})
+        take_out(listing, {name})
         listing.warnings.append(f"the names of the boxes' classes are those in {name}")
         return tuple(class_names.parse(data, PurePosixPath(name)))
     listing.warnings.append("the boxes' classes have no names; --boxes-classes gives them")
