@@ -1,11 +1,4 @@
-"""Boxes around objects, in the one form that packs hold, whatever annotations they came from.
-
-A value of the field `boxes` is a C-ordered, little-endian float32 array (k, 5): a row an object,
-x_min, y_min, x_max, y_max, class. The first four are in pixels of the upright image as it is
-stored, and mean edges: pixel i covers [i, i+1), a box around the whole image is 0, 0, width,
-height, and 0 <= x_min < x_max <= width. The class is an index into the field's `classes`. An image
-without objects has no rows, and its value no bytes.
-"""
+"""Boxes around objects, whatever annotations they come from, in the form of readers.boxes."""
 
 from __future__ import annotations
 
@@ -14,13 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from readers.boxes import DTYPE, NUM_COLUMNS, Boxes
 from readers.decode import FLIPPED_AXES
 
 from .geometry import Geometry, Size
 from .inspect import Reject
 
-NUM_COLUMNS = 5
-DTYPE = "<f4"
 CLASSES_MAX = 1 << 24  # float32 holds every whole number below
 BROKEN = "broken annotation"  # the reason of rejects
 # Texts of warnings.
@@ -30,12 +22,12 @@ OUTSIDE = "a box outside of its image, left out"
 CLIPPED = "a box that reaches out of its image, clipped"
 _REACH = 1.0  # pixels that a box may reach out of its image by rounding
 
-Rows = npt.NDArray[np.float64]  # (k, 5), the columns as above
+Rows = npt.NDArray[np.float64]  # (k, 5)
 NO_ROWS: Rows = np.zeros((0, NUM_COLUMNS))
 
 
 class Annotated(NamedTuple):
-    """What annotations state of one image: float64 rows as in the module's docstring, but in
+    """What annotations state of one image: float64 rows as in readers.boxes, but in
     pixels of an image of `size`, (width, height); None where they do not say, or mean the upright
     one. `warnings` has a text for every object that was left out, or taken with a doubt."""
 
@@ -46,7 +38,7 @@ class Annotated(NamedTuple):
 
 def fit(
     annotated: Annotated, orientation: int, geometry: Geometry
-) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
+) -> tuple[Boxes, tuple[str, ...]]:
     """The boxes of an image as they are stored, float32 (k, 5), and warnings, one an object.
 
     Boxes that were drawn on the file's pixels are turned by its EXIF `orientation`. Then all are

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from readers.boxes import decode_boxes
 from readers.decode import UndecodableError
 from readers.masks import Mask, decode_mask, nearest
 
-from . import boxes
+from .boxes import Annotated, fit
 from .geometry import Geometry
 from .inspect import Image, Reject, check_pixels, inspect
 from .pixels import PixelOptions
@@ -63,10 +64,10 @@ def _store_text(found: Found) -> Value:
 def _store_boxes(found: Found) -> Value:
     """Boxes that are in the form of a pack already."""
     try:
-        rows = np.frombuffer(found.data, boxes.DTYPE).reshape(-1, boxes.NUM_COLUMNS)
-    except ValueError:
-        raise Reject(f"{found.name}: not rows of {boxes.NUM_COLUMNS}", found.where) from None
-    fitted, warnings = boxes.fit(boxes.Annotated(rows.astype(np.float64)), 1, found.geometry)
+        rows = decode_boxes(found.data).astype(np.float64)
+    except ValueError as error:
+        raise Reject(f"{found.name}: not rows of boxes", f"{found.where}: {error}") from None
+    fitted, warnings = fit(Annotated(rows), 1, found.geometry)
     return Value(fitted.tobytes(), warnings)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 
 from readers import formats
+from readers.boxes import Boxes
 from readers.checksum import checksum, content_digest, file_checksum
 from readers.errors import DamagedPack
 from readers.index import Column, Keys, map_columns
@@ -314,9 +315,17 @@ def decode_problem(pack: Pack, row: int) -> str | None:
         is_mask = pack.manifest.fields[name].kind == "mask" and value is not None
         if is_mask and value.shape[:2] != stated[:2]:
             return f"the {name} decodes to {value.shape}, the index states {stated[:2]}"
+        if pack.manifest.fields[name].kind == "boxes" and not _are_boxes(value, stated):
+            return f"the {name} are not all within the image, which is {stated[1]} x {stated[0]}"
     if segments is not None and not np.array_equal(segments, [] if found is None else found):
         return "its segments are not where the index places them"
     return None
+
+
+def _are_boxes(boxes: Boxes, shape: tuple[int, ...]) -> bool:
+    """Whether boxes have an area, and lie in an image of this shape."""
+    low, high = boxes[:, :2], boxes[:, 2:4]
+    return bool(np.all((low >= 0) & (low < high) & (high <= (shape[1], shape[0]))))
 
 
 def _broken_promises(manifest: Manifest, columns: dict[str, Column]) -> Iterator[tuple[str, str]]:

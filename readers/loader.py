@@ -34,8 +34,8 @@ class Batch:
     """n samples: `images` (n, height, width, 3) or, with layout="NCHW", (n, 3, height, width);
     `labels` (n,) int64; `samples` (n,) int64, their numbers in the pack or its split; `fields`
     name -> the n values of a further field: masks as one array (n, height, width), or with three
-    channels, uint8 or, if one of them is, uint16; other values as a list, as Pack.field gives
-    them."""
+    channels, uint8 or, if one of them is, uint16; boxes as a list of n arrays (k, 5), in pixels of
+    `images`; other values as a list, as Pack.field gives them."""
 
     images: npt.NDArray[Any]
     labels: npt.NDArray[np.int64]
@@ -108,8 +108,9 @@ class BatchLoader(Epochs):
         other batches than pixels (n, height, width, 3).
 
         fields names further fields to read. Masks are cropped, mirrored and resized exactly as the
-        images, each pixel taking the number under its centre; with a transform, which alone knows
-        what it does, they come whole, in a list.
+        images, each pixel taking the number under its centre. Boxes are in pixels of the images
+        that come out, cut off at their edges, and those outside left out. With a transform, which
+        alone knows what it does, masks and boxes come as they are stored, in lists.
 
         on_error="skip" takes the next sound sample of the epoch's order for a damaged one, and
         adds its key to `skipped`. check compares checksums. rank, world_size, subset, weights,

@@ -120,7 +120,8 @@ class Pack:
         """The decoded value of a further field of sample `i`.
 
         A mask is an array, upright: uint8 or uint16 (height, width), or (height, width, 3) if it is
-        RGB; None if the sample has none. A text is a str; an array is one; all else is bytes.
+        RGB; None if the sample has none. A text is a str; an array is one; boxes are float32
+        (k, 5) as in readers.boxes; all else is bytes.
         Raises IndexError, DspackError for an unknown field, DamagedSample.
         """
         row = self._row(i)
@@ -247,9 +248,19 @@ class Pack:
                 return str(value, "utf-8-sig")  # some editors of Windows put a mark in front
             except UnicodeDecodeError as error:
                 raise self.damaged(row, f"the {name} is not UTF-8: {error.reason}") from None
+        if about.kind == "boxes":
+            return self._boxes(value, row, name)
         if about.kind == "array":
             return self._array(value, row, name).copy()
         return None if about.kind == "mask" else bytes(value)
+
+    def _boxes(self, value: memoryview, row: int, name: str) -> npt.NDArray[np.float32]:
+        from .boxes import decode_boxes
+
+        try:
+            return decode_boxes(value)
+        except ValueError as error:
+            raise self.damaged(row, f"the {name} are not rows of boxes: {error}") from None
 
     def _array(self, value: memoryview, row: int, name: str) -> npt.NDArray[Any]:
         about = self.manifest.fields[name]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .augment import center_crops, flips, random_resized_crops
+from .boxes import boxes_within
 from .decode import FLIPPED_AXES, Pixels, UndecodableError, decode_region
 from .errors import DspackError
 from .order import Picked
@@ -186,11 +187,17 @@ class Renderer:
 
     def field(self, task: Task, stored: Stored, name: str) -> Any:
         """A sample's value of a further field, decoded as by Pack.field; a mask shows what the
-        image shows: (size, size), or (size, size, 3). With a transform it comes as it is stored."""
+        image shows: (size, size), or (size, size, 3), and boxes are those in it, in its pixels.
+        With a transform both come as they are stored."""
         pack = self._pack
         value = pack.decoded(pack.value(stored, name), stored.row, name)
-        if pack.manifest.fields[name].kind != "mask" or self.transform is not None:
+        kind = pack.manifest.fields[name].kind
+        if kind not in ("mask", "boxes") or self.transform is not None:
             return value
+        (left, top, *_), (x, y, width, height) = task.region, task.window
+        window, size = (left + x, top + y, width, height), (self._size, self._size)
+        if kind == "boxes":
+            return boxes_within(value, window, size, mirrored=task.mirrored)
         from .masks import nearest
 
         if value is None:
@@ -202,9 +209,7 @@ class Renderer:
             )
         if value.shape[1::-1] != task.image_size:
             raise pack.damaged(stored.row, f"the {name} is not of the image's size")
-        (left, top, *_), (x, y, width, height) = task.region, task.window
-        box = (left + x, top + y, width, height)
-        return nearest(value, box, (self._size, self._size), mirrored=task.mirrored)
+        return nearest(value, window, size, mirrored=task.mirrored)
 
     def render(self, task: Task, out: Array) -> None:
         """Make a sample's image in `out`, an array of this renderer's shape and dtype."""

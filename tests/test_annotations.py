@@ -114,7 +114,7 @@ def test_all_kinds_give_the_same_boxes(
     size, boxes = drawn
     found = [
         from_coco(tmp_path_factory.mktemp("coco"), coco_text({"a.jpg": boxes}, size)).find(
-            "a.jpg", None, size
+            "a.jpg", b"", size
         ),
         yolo.Annotations().find("a.jpg", yolo_text(boxes, size), size),
         voc.Annotations(["cat", "dog", "owl"]).find("a.jpg", voc_text(boxes, size), size),
@@ -128,7 +128,7 @@ def test_all_kinds_give_the_same_boxes(
 
 def test_a_value_is_rows_of_little_endian_floats(tmp_path: Path) -> None:
     annotations = from_coco(tmp_path, coco_text({"a.jpg": [(10, 5, 30.5, 25, 2)], "b.jpg": []}))
-    rows, _ = fit(annotations.find("a.jpg", None, SIZE), 1, LANDSCAPE)
+    rows, _ = fit(annotations.find("a.jpg", b"", SIZE), 1, LANDSCAPE)
     assert rows.tobytes() == np.array([10, 5, 30.5, 25, 2], "<f4").tobytes()
     assert rows.flags.c_contiguous
 
@@ -196,14 +196,14 @@ def test_boxes_follow_the_image_to_its_new_place() -> None:
 def test_sparse_categories_become_classes_without_gaps(tmp_path: Path) -> None:
     annotations = from_coco(tmp_path, coco_text({"a.jpg": [(0, 0, 1, 1, 2), (0, 0, 2, 2, 1)]}))
     assert annotations.classes == ("cat", "dog", "owl")
-    assert stored(annotations.find("a.jpg", None, SIZE)) == [[0, 0, 1, 1, 2], [0, 0, 2, 2, 1]]
+    assert stored(annotations.find("a.jpg", b"", SIZE)) == [[0, 0, 1, 1, 2], [0, 0, 2, 2, 1]]
 
 
 def test_given_classes_are_matched_by_name(tmp_path: Path) -> None:
     text = coco_text({"a.jpg": [(0, 0, 1, 1, 2)]})
     annotations = from_coco(tmp_path, text, classes=["owl", "dog", "yak", "cat"])
     assert annotations.classes == ("owl", "dog", "yak", "cat")
-    assert stored(annotations.find("a.jpg", None, SIZE)) == [[0, 0, 1, 1, 0]]
+    assert stored(annotations.find("a.jpg", b"", SIZE)) == [[0, 0, 1, 1, 0]]
     with pytest.raises(SourceError, match="category 'owl' is not in the given class map"):
         from_coco(tmp_path, text, classes=["cat", "dog"])
 
@@ -213,8 +213,8 @@ def test_the_members_may_come_in_any_order(tmp_path: Path) -> None:
     for order in (("annotations", "categories", "images"), ("categories", "images", "annotations")):
         text = json.dumps({name: body[name] for name in order}, indent=2).encode()
         annotations = from_coco(tmp_path, text, ["b.jpg", "a.jpg"])
-        assert stored(annotations.find("a.jpg", None, SIZE)) == [[0, 0, 1, 1, 2]]
-        assert stored(annotations.find("b.jpg", None, SIZE)) == [[0, 0, 3, 3, 0]]
+        assert stored(annotations.find("a.jpg", b"", SIZE)) == [[0, 0, 1, 1, 2]]
+        assert stored(annotations.find("b.jpg", b"", SIZE)) == [[0, 0, 3, 3, 0]]
 
 
 def test_several_files_are_one_set(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_several_files_are_one_set(tmp_path: Path) -> None:
     second = write(tmp_path / "2.json", text)
     annotations = coco.Annotations([first, second], ["train/a.jpg", "val/a.jpg"])
     assert annotations.classes == ("cat", "dog", "owl", "yak") and annotations.notes == []
-    assert stored(annotations.find("train/a.jpg", None, SIZE)) == [[0, 0, 1, 1, 1]]
-    assert stored(annotations.find("val/a.jpg", None, SIZE)) == [[0, 0, 2, 2, 3]]
+    assert stored(annotations.find("train/a.jpg", b"", SIZE)) == [[0, 0, 1, 1, 1]]
+    assert stored(annotations.find("val/a.jpg", b"", SIZE)) == [[0, 0, 2, 2, 3]]
     write(second, coco_text({"b.jpg": []}, names=["cow", "dog", "owl"]))
     with pytest.raises(SourceError, match=r"category 1 is 'cow', and 'cat' in 1\.json"):
         coco.Annotations([first, second], [])
@@ -235,7 +235,7 @@ def test_crowds_and_strays_are_counted(tmp_path: Path) -> None:
     body["annotations"][0].update(iscrowd=1, bbox="whatever")
     body["annotations"][2]["image_id"] = 7
     annotations = from_coco(tmp_path, json.dumps(body).encode())
-    found = annotations.find("a.jpg", None, SIZE)
+    found = annotations.find("a.jpg", b"", SIZE)
     assert stored(found) == [[0, 0, 2, 2, 0]]
     assert found.warnings == (coco.CROWD,)
     assert annotations.notes == [
@@ -246,7 +246,7 @@ def test_crowds_and_strays_are_counted(tmp_path: Path) -> None:
 def test_an_image_without_a_size_is_taken_as_upright(tmp_path: Path) -> None:
     body = json.loads(coco_text({"a.jpg": [(0, 0, 9, 9, 0)]}))
     del body["images"][0]["width"]
-    found = from_coco(tmp_path, json.dumps(body).encode()).find("a.jpg", None, SIZE)
+    found = from_coco(tmp_path, json.dumps(body).encode()).find("a.jpg", b"", SIZE)
     assert found.size is None and "without the image's size" in found.warnings[0]
 
 
@@ -266,11 +266,9 @@ def test_a_file_name_finds_its_key(
     tmp_path: Path, file_name: str, keys: list[str], expected: str
 ) -> None:
     annotations = from_coco(tmp_path, coco_text({file_name: [(0, 0, 9, 9, 0)]}), keys)
-    with_boxes = [key for key in keys if len(annotations.find(key, None, SIZE).rows)]
-    assert with_boxes == [expected]
+    assert [key for key in keys if key in annotations] == [expected]
+    assert len(annotations.find(expected, b"", SIZE).rows) == 1
     assert bool(annotations.notes) == (file_name == "old/a.jpg")
-    (other,) = {*keys} - {expected}
-    assert annotations.find(other, None, SIZE).warnings == (coco.NOT_LISTED,)
 
 
 @pytest.mark.parametrize("file_name", ["a.jpg", "z/a.jpg"])
@@ -307,9 +305,9 @@ def test_a_broken_object_rejects_its_image_alone(tmp_path: Path, expected: str) 
     body = json.loads(coco_text({"a.jpg": [(0, 0, 1, 1, 0)], "b.jpg": [(0, 0, 1, 1, 0)]}))
     body["annotations"][0].update(BAD_OBJECTS[expected])
     annotations = from_coco(tmp_path, json.dumps(body).encode(), ["a.jpg", "b.jpg"])
-    text = reason(annotations.find, "a.jpg", None, SIZE)
+    text = reason(annotations.find, "a.jpg", b"", SIZE)
     assert text.startswith("broken annotation (instances.json, ") and expected in text
-    assert len(annotations.find("b.jpg", None, SIZE).rows) == 1
+    assert len(annotations.find("b.jpg", b"", SIZE).rows) == 1
 
 
 BROKEN_COCO: dict[str, tuple[bytes, str]] = {
@@ -401,7 +399,13 @@ def test_json_errors_tell_where(tmp_path: Path) -> None:
     ],
 )
 def test_the_label_file_of_an_image(key: str, file: str) -> None:
-    assert yolo.Annotations().file(key) == file
+    assert yolo.label_file(key) == file
+
+
+def test_a_source_that_is_the_folder_images_has_labels_beside_it() -> None:
+    assert yolo.label_file("a.jpg", "images") == "../labels/a.txt"
+    assert yolo.label_file("train/a.jpg", "images") == "../labels/train/a.txt"
+    assert yolo.label_file("images/a.jpg", "images") == "labels/a.txt"
 
 
 def test_blank_lines_windows_lines_and_a_bom_do_no_harm() -> None:
@@ -409,11 +413,6 @@ def test_blank_lines_windows_lines_and_a_bom_do_no_harm() -> None:
     found = yolo.Annotations(["a", "b"]).find("a.jpg", data, SIZE)
     assert stored(found) == [[0, 0, 60, 40, 1], [0, 0, 30, 20, 0]]
     assert stored(yolo.Annotations().find("a.jpg", b"", SIZE)) == []
-
-
-def test_an_image_without_a_label_file_has_no_boxes_and_is_counted() -> None:
-    found = yolo.Annotations().find("a.jpg", None, SIZE)
-    assert found.warnings == (yolo.NO_FILE,) and stored(found) == []
 
 
 @pytest.mark.parametrize(
@@ -509,11 +508,6 @@ def test_a_broken_xml_is_rejected(what: str) -> None:
     data, expected = BROKEN_VOC[what]
     text = reason(voc.Annotations(["cat"]).find, "a.jpg", data, SIZE)
     assert text.startswith("broken annotation (") and expected in text
-
-
-def test_a_missing_xml_is_a_reject_that_names_it() -> None:
-    text = reason(voc.Annotations([]).find, "JPEGImages/a.jpg", None, SIZE)
-    assert text == "no annotation file (Annotations/a.xml)"
 
 
 def test_an_xml_without_a_size_is_taken_as_upright() -> None:

@@ -18,9 +18,10 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from readers.boxes import NUM_COLUMNS
 from readers.errors import SourceError, printable
 
-from ..boxes import BROKEN, NO_SIZE, NUM_COLUMNS, Annotated, Rows
+from ..boxes import BROKEN, NO_SIZE, Annotated, Rows
 from ..geometry import Size
 from ..inspect import Reject
 from ..json_stream import JsonStream

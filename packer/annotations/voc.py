@@ -16,7 +16,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from ..boxes import BROKEN, NO_SIZE, NUM_COLUMNS, Annotated
+from readers.boxes import NUM_COLUMNS
+
+from ..boxes import BROKEN, NO_SIZE, Annotated
 from ..geometry import Size
 from ..inspect import Reject
 

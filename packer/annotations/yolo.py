@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..boxes import BROKEN, CLASSES_MAX, NUM_COLUMNS, Annotated
+from readers.boxes import NUM_COLUMNS
+
+from ..boxes import BROKEN, CLASSES_MAX, Annotated
 from ..geometry import Size
 from ..inspect import Reject
 
@@ -30,7 +32,7 @@ def label_file(key: str, root_name: str = "") -> str:
     elif root_name == "images":
         parts = ["..", "labels", *filter(None, parts)]
         slash = "/"
-    return "/".join(parts) + slash + name.rpartition(".")[0] + ".txt"
+    return "/".join(parts) + slash + (name.rpartition(".")[0] or name) + ".txt"
 
 
 class Annotations:
