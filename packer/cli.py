@@ -675,6 +675,9 @@ def _print_description(about: dict[str, Any]) -> None:
     ]
     if about["num_unlabelled"]:
         rows.insert(3, ("unlabelled", str(about["num_unlabelled"])))
+    for name, classes in about["field_classes"].items():
+        shown = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
+        rows.append((name, f"{len(classes)} classes ({shown})" if classes else "without names"))
     rows += _counted("changed", about["made"].get("changed", {}))
     rows += _counted("warning", about["made"].get("warnings", {}))
     _print_rows(rows)

@@ -19,6 +19,7 @@ class Description:
     format: str
     num_samples: int
     fields: dict[str, str]  # how each is stored: the kinds of readers.manifest.Field
+    field_classes: dict[str, list[str]]  # of fields that have their own
     splits: dict[str, int]  # samples by split
     classes: dict[str, dict[str, int]]  # samples by class and split ("all" without splits)
     num_unlabelled: int
@@ -47,6 +48,11 @@ def describe(path: Path) -> Description:
         format=manifest.format,
         num_samples=len(pack),
         fields={name: about.kind for name, about in manifest.fields.items()},
+        field_classes={
+            name: list(about.classes)
+            for name, about in manifest.fields.items()
+            if about.classes is not None
+        },
         splits={name: int(n) for name, n in zip(splits, by_split.sum(1), strict=True)},
         classes={
             name: {split: int(by_split[s, c + 1]) for s, split in enumerate(splits)}
