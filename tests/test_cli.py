@@ -90,6 +90,7 @@ def examples(name: str) -> list[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_are_right(here: Path, name: str) -> None:
     (here / "train.lmdb").mkdir()
+    (here / "coco8.yaml").touch()
     assert examples(name)
     for example in examples(name):
         arguments = shlex.split(example)[2:]

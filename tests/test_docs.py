@@ -14,6 +14,7 @@ from odd_kinds import KINDS
 from PIL import Image, ImageOps
 
 import readers
+from packer.annotations import BoxesOption
 from packer.cli import main
 from packer.convert import convert
 from packer.fields import Pattern
@@ -26,17 +27,20 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """imgs.lmdb, imgs.hdf5 and imgs.memmap in the current folder, with splits and two fields."""
+    """imgs.lmdb, imgs.hdf5 and imgs.memmap in the current folder, with splits and three fields."""
     for split in ("train", "val"):
         class_folder(tmp_path / "imgs" / split)
     for path in [p for p in tmp_path.rglob("*.*") if p.is_file()]:
         with Image.open(path) as image:
             ImageOps.exif_transpose(image).convert("L").save(path.with_name(f"{path.stem}_m.png"))
         path.with_suffix(".txt").write_text(f"a picture named {path.stem}")
+        path.with_name(f"{path.stem}_b.txt").write_text("1 0.5 0.5 0.5 0.25")
     monkeypatch.chdir(tmp_path)
     fields = Pattern("mask", "{stem}_m.png"), Pattern("caption", "{stem}.txt")
+    boxes = BoxesOption("yolo", pattern=Pattern("boxes", "{stem}_b.txt"), classes=("cat", "dog"))
     for name in formats.names():
-        convert(Path("imgs"), Path(f"imgs.{name}"), Options(name, fields=fields), threads=2)
+        options = Options(name, fields=fields, boxes=boxes)
+        convert(Path("imgs"), Path(f"imgs.{name}"), options, threads=2)
 
 
 def test_the_pixels_of_format_md_are_the_readers_at_16_bits(
