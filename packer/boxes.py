@@ -46,16 +46,19 @@ def fit(
     out. Raises Reject when the annotations are of an image of another size.
     """
     rows = _upright(annotated, orientation, geometry.source)
-    clipped = np.clip(rows[:, :4], 0, 2 * geometry.source)
-    reach = np.abs(rows[:, :4] - clipped).max(axis=1, initial=0)
+    limits = np.array(2 * geometry.source)
+    edges = np.minimum(np.maximum(rows[:, :4], 0), limits)
     stored = np.empty(rows.shape, DTYPE)
-    stored[:, :4] = clipped * (2 * geometry.scale) + 2 * geometry.offset
+    stored[:, :4] = edges * (2 * geometry.scale) + 2 * geometry.offset
     stored[:, 4] = rows[:, 4]
+    has_area = (stored[:, :2] < stored[:, 2:4]).all(axis=1)
+    if has_area.all() and (edges == rows[:, :4]).all():
+        return stored, annotated.warnings
 
     had_area = (rows[:, :2] < rows[:, 2:4]).all(axis=1)
-    has_area = (stored[:, :2] < stored[:, 2:4]).all(axis=1)
     left_out = np.where(had_area, OUTSIDE, WITHOUT_AREA)[~has_area].tolist()
-    cut = [CLIPPED] * int(np.sum(has_area & (reach > _REACH)))
+    is_cut = (np.abs(rows[:, :4] - edges) > _REACH).any(axis=1)
+    cut = [CLIPPED] * int(np.sum(has_area & is_cut))
     return stored[has_area], (*annotated.warnings, *left_out, *cut)
 
 

@@ -93,10 +93,10 @@ def _with_fields(
     reject, values = prepared.reject, []
     if prepared.image is not None:
         geometry = prepared.geometry or unchanged(prepared.image.width, prepared.image.height)
+        orientation = prepared.orientation
         try:
             for field, file in zip(fields, found, strict=True):
-                turned = prepared.orientation
-                value = _value(field, file, path, geometry, turned, decode, pixels)
+                value = _value(field, file, path, geometry, orientation, decode, pixels)
                 values.append((value, checksum(value.data)))
         except Reject as problem:
             reject = problem

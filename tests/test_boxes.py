@@ -368,6 +368,26 @@ def test_torch_datasets_give_boxes(one_box: Path) -> None:
     assert torch.from_numpy(batch.fields["boxes"][0]).shape == (1, 5)
 
 
+def test_dali_gets_boxes(tmp_path: Path) -> None:
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    from nvidia.dali import fn, pipeline_def
+
+    from readers import dali
+
+    out = tmp_path / "pack"
+    pack(tmp_path / "set", out, annotated_set(tmp_path / "set", "coco"))
+    source = dali.external_source(out, 3, train=False, fields=["boxes"])
+
+    @pipeline_def(batch_size=3, num_threads=1, device_id=None)
+    def pipeline() -> Any:
+        return fn.external_source(source, num_outputs=1, batch_info=True)[0]
+
+    made = pipeline()
+    made.build()
+    (boxes,) = made.run()
+    assert [np.asarray(boxes.at(i)).tolist() for i in range(3)] == list(EXPECTED.values())
+
+
 # Damage
 
 
