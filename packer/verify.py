@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -315,17 +315,25 @@ def decode_problem(pack: Pack, row: int) -> str | None:
         is_mask = pack.manifest.fields[name].kind == "mask" and value is not None
         if is_mask and value.shape[:2] != stated[:2]:
             return f"the {name} decodes to {value.shape}, the index states {stated[:2]}"
-        if pack.manifest.fields[name].kind == "boxes" and not _are_boxes(value, stated):
-            return f"the {name} are not all within the image, which is {stated[1]} x {stated[0]}"
+        if pack.manifest.fields[name].kind == "boxes" and (
+            problem := _boxes_problem(value, stated, pack.manifest.fields[name].classes)
+        ):
+            return f"the {name}: {problem}"
     if segments is not None and not np.array_equal(segments, [] if found is None else found):
         return "its segments are not where the index places them"
     return None
 
 
-def _are_boxes(boxes: Boxes, shape: tuple[int, ...]) -> bool:
-    """Whether boxes have an area, and lie in an image of this shape."""
-    low, high = boxes[:, :2], boxes[:, 2:4]
-    return bool(np.all((low >= 0) & (low < high) & (high <= (shape[1], shape[0]))))
+def _boxes_problem(
+    boxes: Boxes, shape: tuple[int, ...], classes: Sequence[str] | None
+) -> str | None:
+    """What is wrong with the boxes in an image of this shape."""
+    low, high, ids = boxes[:, :2], boxes[:, 2:4], boxes[:, 4]
+    if not np.all((low >= 0) & (low < high) & (high <= (shape[1], shape[0]))):
+        return f"one has no area within the image, which is {shape[1]} x {shape[0]}"
+    if not np.all((ids >= 0) & (ids == np.floor(ids)) & (ids < (len(classes or ()) or np.inf))):
+        return "one has a class that does not exist"
+    return None
 
 
 def _broken_promises(manifest: Manifest, columns: dict[str, Column]) -> Iterator[tuple[str, str]]:

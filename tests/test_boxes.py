@@ -397,8 +397,13 @@ def test_boxes_that_are_none_are_found(one_box: Path) -> None:
     from readers.manifest import Field
 
     image = png(photo(0, *SIZE))
-    outside = np.array([[0, 0, 61, 40, 0]], "<f4").tobytes()
-    for value, sentence in ((b"123", "not rows of boxes"), (outside, "not all within the image")):
+    outside, strange = np.array([[0, 0, 61, 40, 0]], "<f4"), np.array([[0, 0, 1, 1, 1]], "<f4")
+    damaged = {
+        b"123": "not rows of boxes",
+        outside.tobytes(): "no area within the image",
+        np.concatenate([strange, strange]).tobytes(): "a class that does not exist",
+    }
+    for value, sentence in damaged.items():
         row = Row("a", {"image": image, "boxes": value}, width=60, height=40)
         fields = {"image": Field(), "boxes": Field("boxes", classes=("cat",))}
         out = Recipe([row], fields=fields).write(one_box.parent / str(len(value)), "memmap")
