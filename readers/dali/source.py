@@ -112,6 +112,8 @@ class Source:
         for value in stored:
             self.pack.announce(value, name)
         about = self.pack.manifest.fields[name]
+        if about.kind == "boxes":
+            return [self.pack.decoded(self.pack.value(v, name), v.row, name) for v in stored]
         dtype = np.dtype(about.dtype if about.kind == "array" else np.uint8)
         shape = about.shape or () if about.kind == "array" else -1
         values: Iterator[bytes | memoryview] = (self.pack.value(value, name) for value in stored)
@@ -163,7 +165,8 @@ def external_source(
 
     fields, one output each:
       a field of the pack: its stored bytes, 1-D uint8, less the stray bytes in a JPEG's header,
-        which DALI refuses; or an array where the pack holds arrays
+        which DALI refuses; or an array where the pack holds arrays; or boxes, float32 (k, 5), in
+        pixels of the whole upright image
       "label": int64, -1 = unlabelled        "sample": int64, the number in the pack or its split
       "window": int32 top, left, height, width of the random crop (`scale`, `ratio`, as torchvision
         chooses them) in the image as it is stored, for decoders.image_slice
