@@ -62,7 +62,8 @@ class Prepared(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """The bytes that are stored."""
-        return len(self.data) + sum(len(value.data) for value, _ in self.values)
+        further = sum([len(value.data) for value, _ in self.values]) if self.values else 0
+        return len(self.data) + further
 
 
 def prepare(

@@ -76,9 +76,9 @@ class ShardSequence:
                     )
                 )
                 continue
-            image = prepared.image
+            image, num_bytes = prepared.image, prepared.num_bytes
             assert image is not None
-            if self._rows and self._num_bytes + prepared.num_bytes > self._shard_bytes:
+            if self._rows and self._num_bytes + num_bytes > self._shard_bytes:
                 self._write(values)
                 values = []
                 self._seal(stop=prepared.entry)
@@ -95,14 +95,14 @@ class ShardSequence:
                     len(prepared.data),
                     prepared.checksum,
                     prepared.is_odd,
-                    *self._note_values(prepared),
+                    *(self._note_values(prepared) if prepared.values else ()),
                 )
             )
             self._segments.append(prepared.segments)
             if prepared.change is not None:
                 self._changes[prepared.change] += 1
-            values.append((prepared.data, *(value.data for value, _ in prepared.values)))
-            self._num_bytes += prepared.num_bytes
+            values.append((prepared.data, *[value.data for value, _ in prepared.values]))
+            self._num_bytes += num_bytes
         self._write(values)
 
     def _note_values(self, prepared: Prepared) -> Iterator[Any]:
