@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 
 from readers.errors import DestinationError, SourceError
 
-from .layout import SPLIT_NAMES
+from .plan.layout import SPLIT_NAMES
 from .retry import retry
 from .sources import Listing, Scanning, extension_reason, junk_reason, unseen
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from readers.boxes import DTYPE, NUM_COLUMNS, Boxes
 from readers.decode import FLIPPED_AXES
 
-from .geometry import Geometry, Size
-from .inspect import Reject
+from .images.geometry import Geometry, Size
+from .images.inspect import Reject
 
 CLASSES_MAX = 1 << 24  # float32 holds every whole number below
 BROKEN = "broken annotation"  # the reason of rejects

@@ -20,9 +20,9 @@ from readers import formats
 from readers.errors import DspackError, printable
 from readers.version import __version__
 
-from .layout import LAYOUTS
+from .images.pixels import PixelOptions
 from .pixel_arguments import pixel_options
-from .pixels import PixelOptions
+from .plan.layout import LAYOUTS
 from .progress import ProgressBar, ScanningBar
 from .sources import KINDS
 
@@ -373,11 +373,11 @@ def convert(
     from .convert import convert as run
     from .destination import default_destination
     from .estimate import estimate
-    from .layout import load_classes
     from .memory import collect_less
     from .options import Options
-    from .part import Part
-    from .split import NewSplits
+    from .plan.layout import load_classes
+    from .plan.part import Part
+    from .plan.split import NewSplits
 
     out = default_destination(source, format_name) if out is None else out
     classes = None if classes_from is None else tuple(load_classes(classes_from))
@@ -583,7 +583,7 @@ def bench(
 
 def _boxes_option(given: Sequence[BoxesOption], classes_from: Path | None) -> BoxesOption | None:
     """All --boxes as one, with the classes."""
-    from .layout import load_classes
+    from .plan.layout import load_classes
 
     if not given:
         if classes_from is not None:

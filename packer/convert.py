@@ -19,19 +19,20 @@ from readers.index import Column
 from readers.manifest import Manifest
 from readers.version import __version__
 
-from . import duplicates, labels, layout
+from . import duplicates
 from .annotations import add_boxes, shown_folders
 from .destination import check_destination, existing_parent
 from .fields import add_fields, stamper
 from .memory import keep_freed_memory
-from .names import name_warnings
 from .options import Options
-from .part import take_number, take_splits_and_classes
+from .plan import labels, layout
+from .plan.names import name_warnings
+from .plan.part import take_number, take_splits_and_classes
+from .plan.split import split
 from .prepare import prepare_all, settle
 from .publish import RejectedFile, changes, finish, keys_of
 from .shards import FIELD, ShardSequence
 from .sources import FieldSource, Listing, Scanning, Source, open_source, unseen
-from .split import split
 from .staging import Done, Staging, fingerprint
 
 _GO_ON_ADVICE = (

@@ -13,8 +13,8 @@ import numpy as np
 from readers.errors import printable
 from readers.index import Column
 
-from .inspect import Reject
-from .layout import Plan
+from .images.inspect import Reject
+from .plan.layout import Plan
 from .prepare import Prepared
 from .staging import Done
 

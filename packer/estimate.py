@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from . import layout
 from .convert import list_source
 from .destination import check_destination, existing_parent
 from .options import Options
+from .plan import layout
 from .prepare import Prepared, prepare_all, settle
 from .sources import Scanning, unseen
 

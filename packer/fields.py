@@ -18,7 +18,7 @@ from readers.checksum import checksum
 from readers.errors import SourceError, printable
 from readers.manifest import Field
 
-from .inspect import Reject
+from .images.inspect import Reject
 from .sources import (
     IMAGE_EXTENSIONS,
     NO_FILE,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from .annotations import BoxesOption
 from .fields import Pattern
-from .part import Part
-from .pixels import PixelOptions
-from .split import NewSplits
+from .images.pixels import PixelOptions
+from .plan.part import Part
+from .plan.split import NewSplits
 
 # Resuming repeats half a shard on average, which is seconds; and the 300 shards of ImageNet are few
 # enough for every process to hold open.

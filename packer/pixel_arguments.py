@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .pixels import DEPTHS, ENCODINGS, MAX_PIXELS, RESIZE_MODES, PixelOptions
+from .images.pixels import DEPTHS, ENCODINGS, MAX_PIXELS, RESIZE_MODES, PixelOptions
 
 
 class Colour(click.ParamType[Any]):

@@ -19,12 +19,12 @@ from readers.errors import SourceError
 
 from . import repack
 from .fields import fold_stamps
-from .geometry import Geometry, unchanged
-from .inspect import Image, Reject, check_pixels, inspect
-from .pixels import PixelOptions
-from .restart import require_jpegtran
+from .images.geometry import Geometry, unchanged
+from .images.inspect import Image, Reject, check_pixels, inspect
+from .images.pixels import PixelOptions
+from .images.restart import require_jpegtran
+from .images.transform import Stored, is_plain, transform
 from .sources import FieldSource, File, MadeFieldSource, Source, pack
-from .transform import Stored, is_plain, transform
 from .values import Found, Value, store
 
 # Files go to a thread by the batch: the cost of handing one over is shared by many small files.
@@ -40,10 +40,10 @@ _AS_THEY_ARE = PixelOptions()
 
 class Prepared(NamedTuple):
     """One file, read and checked: a sample, or a reject with its reason. `data` is what is stored;
-    `change`, `segments`, `is_odd` and `geometry` as in packer.transform.Stored; `orientation` is
-    that of the file, not of what is stored. `values` are those of the further fields, in their
-    order, with their checksums. `source_bytes` and `source_ns` stand for all files of the sample.
-    """
+    `change`, `segments`, `is_odd` and `geometry` as in packer.images.transform.Stored;
+    `orientation` is that of the file, not of what is stored. `values` are those of the further
+    fields, in their order, with their checksums. `source_bytes` and `source_ns` stand for all files
+    of the sample."""
 
     entry: int
     source_bytes: int

@@ -19,9 +19,10 @@ from readers.index import Column, Keys, column_names, pack_keys, save_columns, s
 from readers.manifest import REJECTED_NAME, Field, Manifest, Shard
 from readers.version import __version__
 
-from . import duplicates, layout
+from . import duplicates
+from .images.pixels import PixelOptions
 from .options import Options
-from .pixels import PixelOptions
+from .plan import layout
 from .shards import FIELD, pack_file
 from .sources import Listing, Source
 from .staging import Done, Staging

@@ -12,10 +12,10 @@ from readers.decode import UndecodableError, decode
 from readers.errors import SourceError
 from readers.manifest import Field
 
-from .inspect import Image, Reject, check_pixels, inspect
-from .pixels import PixelOptions
+from .images.inspect import Image, Reject, check_pixels, inspect
+from .images.pixels import PixelOptions
+from .images.transform import Stored
 from .sources import pack
-from .transform import Stored
 
 
 def settle_for_pack(field: Field, root: Path, pixels: PixelOptions) -> PixelOptions:

@@ -16,7 +16,7 @@ from readers import formats
 from readers.checksum import file_checksum
 from readers.manifest import PackFile
 
-from .layout import Plan
+from .plan.layout import Plan
 from .prepare import Prepared
 from .staging import Done, Rejected, Staging, row_dtype, sync
 

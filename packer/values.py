@@ -14,9 +14,9 @@ from readers.decode import UndecodableError
 from readers.masks import Mask, decode_mask, nearest
 
 from .boxes import Annotated, fit
-from .geometry import Geometry
-from .inspect import Image, Reject, check_pixels, inspect
-from .pixels import PixelOptions
+from .images.geometry import Geometry
+from .images.inspect import Image, Reject, check_pixels, inspect
+from .images.pixels import PixelOptions
 
 
 class Found(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image as Pillow
 
-from packer.pixels import PixelOptions
+from packer.images.pixels import PixelOptions
 from packer.prepare import Prepared, prepare
 from packer.sources import File, Listing
 from readers.decode import decode

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from images import write
 
-from packer import class_names
 from packer.annotations import coco, voc, yolo
 from packer.boxes import CLIPPED, OUTSIDE, WITHOUT_AREA, Annotated, fit, turned
-from packer.geometry import Geometry, Size, unchanged
-from packer.inspect import Reject
+from packer.images.geometry import Geometry, Size, unchanged
+from packer.images.inspect import Reject
 from packer.json_stream import JsonStream
+from packer.plan import class_names
 from readers.decode import upright
 from readers.errors import SourceError
 

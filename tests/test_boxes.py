@@ -20,8 +20,8 @@ from packer.annotations import BoxesOption
 from packer.cli import main
 from packer.convert import Summary, convert
 from packer.fields import Pattern
+from packer.images.pixels import PixelOptions
 from packer.options import Options
-from packer.pixels import PixelOptions
 from packer.verify import verify
 from readers.boxes import boxes_within
 from readers.errors import DamagedSample, DestinationError, SourceError

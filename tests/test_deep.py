@@ -20,8 +20,8 @@ import readers
 from packer import bench
 from packer.cli import main
 from packer.convert import convert
+from packer.images.pixels import PixelOptions
 from packer.options import Options
-from packer.pixels import PixelOptions
 from packer.verify import verify
 from readers.decode import decode, decode_region, upright
 from readers.errors import DspackError

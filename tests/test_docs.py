@@ -18,8 +18,8 @@ from packer.annotations import BoxesOption
 from packer.cli import main
 from packer.convert import convert
 from packer.fields import Pattern
+from packer.images.pixels import PixelOptions
 from packer.options import Options
-from packer.pixels import PixelOptions
 from readers import formats
 
 ROOT = Path(__file__).parent.parent

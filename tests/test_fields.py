@@ -24,8 +24,8 @@ import readers
 from packer.cli import main
 from packer.convert import Summary, convert
 from packer.fields import Pattern
+from packer.images.pixels import PixelOptions
 from packer.options import Options
-from packer.pixels import PixelOptions
 from packer.verify import verify
 from readers import formats
 from readers.errors import DamagedSample, DspackError, SourceError

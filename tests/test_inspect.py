@@ -25,7 +25,7 @@ from one_file import OneFile
 from PIL import Image as Pillow
 from PIL import ImageOps
 
-from packer.inspect import MAX_PIXELS, Image, Reject, exif_orientation, inspect
+from packer.images.inspect import MAX_PIXELS, Image, Reject, exif_orientation, inspect
 from packer.prepare import Prepared, prepare
 from readers.decode import decode
 

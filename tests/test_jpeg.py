@@ -8,7 +8,7 @@ import pytest
 from images import jpeg, photo, png
 from PIL import Image
 
-from packer.inspect import inspect
+from packer.images.inspect import inspect
 from readers.jpeg import JPEG_MAGIC, SEGMENT, stray_ranges, without
 
 

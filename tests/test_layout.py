@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from images import jpeg, photo, write
 
 from packer.convert import convert
-from packer.layout import SPLIT_NAMES, Plan, load_classes, plan
 from packer.options import Options
+from packer.plan.layout import SPLIT_NAMES, Plan, load_classes, plan
 from packer.sources import Listing
 from packer.sources.folder import Source
 from readers.errors import NotAPack, SourceError

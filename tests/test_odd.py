@@ -15,9 +15,9 @@ from one_file import pixels_of, prepared, reason, saved, warnings_of
 from PIL import Image as Pillow
 from PIL import features
 
-from packer.colour import foreign_profile
-from packer.inspect import inspect
-from packer.pixels import MAX_PIXELS, PixelOptions
+from packer.images.colour import foreign_profile
+from packer.images.inspect import inspect
+from packer.images.pixels import MAX_PIXELS, PixelOptions
 from readers.decode import UndecodableError, decode, decode_region, upright
 from readers.odd import Rule, canonical, squeeze
 

@@ -14,9 +14,9 @@ from odd_kinds import HOW, KINDS, PHOTO
 
 import readers
 from packer.convert import Summary, convert
+from packer.images.pixels import PixelOptions
 from packer.options import Options
-from packer.part import Part
-from packer.pixels import PixelOptions
+from packer.plan.part import Part
 from packer.verify import verify
 from readers import formats
 from readers.decode import decode

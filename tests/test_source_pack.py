@@ -15,7 +15,7 @@ from images import class_folder, jpeg, photo, write
 from packer.cli import main
 from packer.convert import convert
 from packer.options import Options
-from packer.part import Part
+from packer.plan.part import Part
 from packer.verify import verify
 from readers import formats
 from readers.errors import SourceError
@@ -197,7 +197,7 @@ def test_a_pack_without_a_shard_is_an_error(
 
 def test_other_labels_are_another_run(tmp_path: Path, source: Path) -> None:
     """An unfinished run with other splits must not be taken for this one."""
-    from packer.split import NewSplits
+    from packer.plan.split import NewSplits
 
     part = Part(splits=("train",))
     for seed in (0, 1):

@@ -12,7 +12,7 @@ import pytest
 from images import class_folder, jpeg, photo, write
 
 from packer.convert import convert
-from packer.inspect import Reject
+from packer.images.inspect import Reject
 from packer.options import Options
 from packer.sources import Listing, open_source
 from readers.errors import SourceError

@@ -18,7 +18,7 @@ from images import class_folder, jpeg, photo, write
 
 from packer import sources
 from packer.convert import Summary, convert
-from packer.inspect import Reject
+from packer.images.inspect import Reject
 from packer.options import Options
 from packer.sources import IMAGE_EXTENSIONS, Source, extension_reason, junk_reason, open_source
 from readers.errors import SourceError

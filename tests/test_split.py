@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from images import class_folder, jpeg, photo, write
 
 from packer.cli import main
-from packer.split import assign
+from packer.plan.split import assign
 from readers.errors import SourceError
 from readers.pack import Pack
 

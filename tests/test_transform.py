@@ -16,14 +16,14 @@ from odd_kinds import BACKGROUND, HOW, KINDS, rgb, several
 from one_file import OneFile, pixels_of, prepared, reason, saved
 
 import readers
-from packer import restart
 from packer.cli import main
 from packer.convert import convert
-from packer.inspect import inspect
+from packer.images import restart
+from packer.images.inspect import inspect
+from packer.images.pixels import PixelOptions
+from packer.images.transform import resize
 from packer.options import Options
-from packer.pixels import PixelOptions
 from packer.prepare import prepare
-from packer.transform import resize
 from packer.verify import verify
 from readers import seekable
 from readers.decode import decode

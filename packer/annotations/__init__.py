@@ -25,11 +25,11 @@ from readers.checksum import file_checksum
 from readers.errors import SourceError
 from readers.manifest import Field
 
-from .. import class_names
 from ..boxes import Annotated, fit
 from ..fields import Pattern, PatternField, pattern_field, take_out, take_out_values
-from ..geometry import Size
-from ..inspect import Reject
+from ..images.geometry import Size
+from ..images.inspect import Reject
+from ..plan import class_names
 from ..sources import Column, File, Listing, Source, SourceOfFiles
 from ..values import Found, Value
 from . import coco, voc, yolo

@@ -22,8 +22,8 @@ from readers.boxes import NUM_COLUMNS
 from readers.errors import SourceError, printable
 
 from ..boxes import BROKEN, NO_SIZE, Annotated, Rows
-from ..geometry import Size
-from ..inspect import Reject
+from ..images.geometry import Size
+from ..images.inspect import Reject
 from ..json_stream import JsonStream
 from ..sources import File
 

@@ -19,8 +19,8 @@ import numpy as np
 from readers.boxes import NUM_COLUMNS
 
 from ..boxes import BROKEN, NO_SIZE, Annotated
-from ..geometry import Size
-from ..inspect import Reject
+from ..images.geometry import Size
+from ..images.inspect import Reject
 
 PART = "a part of an object, left out"
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")

@@ -15,8 +15,8 @@ import numpy as np
 from readers.boxes import NUM_COLUMNS
 
 from ..boxes import BROKEN, CLASSES_MAX, Annotated
-from ..geometry import Size
-from ..inspect import Reject
+from ..images.geometry import Size
+from ..images.inspect import Reject
 
 _ROUNDING = 0.01  # parts of the image: more above 1, or below 0, is no rounding but another unit
 

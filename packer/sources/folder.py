@@ -11,7 +11,7 @@ from pathlib import Path
 
 from readers.errors import SourceError
 
-from ..inspect import Reject
+from ..images.inspect import Reject
 from ..retry import retry
 from . import NO_FILE, File, Listing, extension_reason, junk_reason
 

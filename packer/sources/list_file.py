@@ -19,8 +19,8 @@ from typing import NoReturn, TextIO
 from readers.errors import SourceError, printable
 
 from ..archive import join
-from ..inspect import Reject
-from ..labels import Stated, give
+from ..images.inspect import Reject
+from ..plan.labels import Stated, give
 from . import NO_FILE, Column, File, Listing, folder
 
 EXTENSIONS = (".csv", ".tsv", ".jsonl")

@@ -16,7 +16,7 @@ from readers.index import Column
 from readers.manifest import MANIFEST_NAME, Field
 from readers.pack import Pack, check_files
 
-from ..inspect import Reject
+from ..images.inspect import Reject
 from . import File, Given, Listing
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 from readers.errors import MissingDependency, SourceError, printable
 
 from ..archive import ArchiveFile, HardLink, Place, Symlink, Tree, join
-from ..inspect import Reject
+from ..images.inspect import Reject
 from . import NO_FILE, File, Listing, Scanning, junk_reason, unseen
 
 _BLOCK = tarfile.BLOCKSIZE

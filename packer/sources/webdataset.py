@@ -23,7 +23,7 @@ from readers.open_files import allow_open_files
 
 from ..archive import ArchiveFile, join
 from ..fields import is_field_name, kind_of
-from ..labels import Stated, give
+from ..plan.labels import Stated, give
 from . import (
     IMAGE_EXTENSIONS,
     File,

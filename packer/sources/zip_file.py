@@ -16,7 +16,7 @@ from struct import Struct
 from readers.errors import SourceError
 
 from ..archive import ArchiveFile, Place, Symlink, Tree
-from ..inspect import Reject
+from ..images.inspect import Reject
 from . import NO_FILE, File, Listing
 
 _LOCAL_HEADER = Struct("<4s22xHH")  # signature, lengths of the name and of the extra field

@@ -24,8 +24,8 @@ from PIL import Image
 
 import readers
 from packer.convert import convert
+from packer.images.pixels import PixelOptions
 from packer.options import Options
-from packer.pixels import PixelOptions
 from readers.checksum import checksum
 from readers.manifest import FORMAT_VERSION
 

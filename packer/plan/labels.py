@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from readers.errors import SourceError, printable
 
+from ..sources import Given, Listing
 from .layout import Plan, class_warnings, totals_of
-from .sources import Given, Listing
 
 _NUMBER = re.compile(r"-1|0|[1-9][0-9]*")  # 007 is a name
 _LABEL_MAX = 1 << 20  # more classes than any set of images has: such numbers are something else

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from readers.errors import SourceError, printable
 from readers.manifest import Manifest
 
+from ..sources import Listing
 from . import class_names
-from .sources import Listing
 
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
 LAYOUTS = ("auto", "classes", "splits", "flat")
@@ -82,7 +82,7 @@ def plan(
 
 
 def load_classes(source: Path) -> list[str]:
-    """The class map of `--classes-from`: a pack's, or a file's as in packer.class_names."""
+    """The class map of `--classes-from`: a pack's, or a file's as in packer.plan.class_names."""
     if source.is_dir():
         return list(Manifest.load(source).classes)
     try:

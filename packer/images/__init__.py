@@ -1,0 +1,1 @@
+"""One image: what it really is, and what is stored of it."""
