@@ -20,6 +20,7 @@ class Epochs:
         self.order = order
         self.epoch = 0
         self._first_batch = self._batches_given = 0
+        self._given_up = False  # batches of `epoch` were given, and it was not told where to go on
 
     def __len__(self) -> int:
         """Batches in an epoch, the same in every epoch and on every rank."""
@@ -30,7 +31,7 @@ class Epochs:
         from there."""
         if epoch != self.epoch:
             self.epoch, self._first_batch = epoch, 0
-        self._batches_given = self._first_batch
+        self._batches_given, self._given_up = self._first_batch, False
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: call it between two batches. The same on every rank."""
@@ -39,9 +40,13 @@ class Epochs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: the next iter() gives the batches of the epoch that were to come.
 
-        Raises DspackError for the state of a loader that gives other batches.
+        Raises DspackError for the state of a loader whose batches are of other samples, and for
+        what is no state.
         """
-        for name, mine in self._identity().items():
+        identity = self._identity()
+        if missing := sorted({"epoch", "batches", *identity} - set(state)):
+            raise DspackError(f"no loader's state: it lacks {missing[0]}", path=self.pack.path)
+        for name, mine in identity.items():
             if state[name] != mine:
                 raise DspackError(
                     f"the saved state has {name} {state[name]!r}, this loader {mine!r}",
@@ -49,6 +54,7 @@ class Epochs:
                 )
         self.epoch = state["epoch"]
         self._first_batch = self._batches_given = state["batches"]
+        self._given_up = False
 
     def _identity(self) -> dict[str, Any]:
         """What decides which batches there are."""
@@ -58,10 +64,16 @@ class Epochs:
             "num_samples": self.order.num_samples,
             "batch_size": self.order.batch_size,
             "world_size": self.order.world_size,
+            "shuffle": self.order.shuffle,
+            "drop_last": self.order.drop_last,
         }
 
     def _begin(self) -> tuple[int, range]:
-        """The epoch that an iter() gives, and its batches that are to come."""
+        """The epoch that an iter() gives, and its batches that are to come. One that was given up
+        is not given again: who stops after so many steps wants to see other samples next time."""
+        if self._given_up:
+            self.epoch += 1
+            self._given_up = False
         first, self._first_batch = self._first_batch, 0
         self._batches_given = first
         return self.epoch, range(first, len(self))
@@ -70,9 +82,10 @@ class Epochs:
         """`batches`, with the position kept up; it keeps none of them."""
         for batch in batches:
             self._batches_given += 1
+            self._given_up = True
             yield batch
             del batch  # or its memory could not be used again until the next one is there
 
     def _end(self, epoch: int) -> None:
         """An epoch was given to its end: the next one follows."""
-        self.epoch, self._batches_given = epoch + 1, 0
+        self.epoch, self._batches_given, self._given_up = epoch + 1, 0, False

@@ -47,11 +47,11 @@ class BatchLoader(Epochs):
     """An endless supply of epochs: each `iter()` gives the batches of one.
 
     The order is a pure function of (seed, epoch), what is done to a sample of (seed, epoch,
-    sample): the batches are the same with any number of threads. An epoch that was iterated to
-    its end is followed by the next one; `set_epoch` chooses, `state_dict` and `load_state_dict`
-    go on in the middle of one. A batch stays valid until the last view of it is dropped; then its
-    memory is used again. OpenCV's own threads are turned off for the whole process: a picture is
-    too small to share.
+    sample): the batches are the same with any number of threads. Each iter() gives the next epoch,
+    whether the one before it was iterated to its end or not; `set_epoch` chooses, `state_dict` and
+    `load_state_dict` go on in the middle of one. A batch stays valid until the last view of it is
+    dropped; then its memory is used again. OpenCV's own threads are turned off for the whole
+    process: a picture is too small to share.
     """
 
     def __init__(

@@ -58,6 +58,8 @@ class Order:
         """
         if batch_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"batch_size {batch_size}, rank {rank} of {world_size}")
+        if shuffle not in (True, False, "blocks"):
+            raise ValueError(f'shuffle is {shuffle!r}, not True, False or "blocks"')
         self._subset = None if subset is None else _checked(subset, num_samples)
         self.num_samples = num_samples if self._subset is None else len(self._subset)
         self._cumulative = _cumulative(weights, self.num_samples)

@@ -315,6 +315,8 @@ def _around(shown: Array, reach: Array, sizes: Array, orientations: Array) -> tu
 
 def known_fields(pack: Pack, fields: Sequence[str]) -> tuple[str, ...]:
     """The names of fields that a pack has. Raises DspackError for one that it has not."""
+    if isinstance(fields, str):
+        raise ValueError(f"fields is {fields!r}: give a list, [{fields!r}]")
     for name in fields:
         if name not in pack.manifest.fields:
             known = ", ".join(pack.manifest.fields)
@@ -343,4 +345,6 @@ def _normalization(
     if normalize is None:
         return None
     mean, std = (np.asarray(part, np.float32) for part in normalize)
+    if 0 < mean.max() <= 1 and std.max() <= 1:
+        raise ValueError("normalize is in the pixels' own levels, not in 0 to 1: multiply by 255")
     return (1 / std).astype(np.float32), (-mean / std).astype(np.float32)

@@ -288,6 +288,9 @@ def test_layout_dtype_and_normalize(photos):
     "options",
     [
         {"normalize": ([0] * 3, [1] * 3), "dtype": np.uint8},
+        {"normalize": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])},
+        {"shuffle": "block"},
+        {"fields": "image"},
         {"transform": lambda pixels, random: pixels, "dtype": np.float32},
         {"transform": lambda pixels, random: pixels, "layout": "NCHW"},
         {"train": False, "resize": SIZE - 1},
@@ -598,6 +601,7 @@ def test_a_fork_in_the_middle_of_an_epoch_iterates_anew(source, tmp_path, make_p
         child = os.fork()
     if child == 0:
         try:
+            batches.set_epoch(0)
             again = [batch.images.tobytes() for batch in batches]
             try:
                 next(going_on)
@@ -645,10 +649,28 @@ def test_every_epoch_is_followed_by_the_next(photos):
     assert np.concatenate([b.samples for b in batches]).tolist() == epochs[0]
 
 
-def test_an_epoch_that_was_left_early_begins_again(photos):
-    batches = loader(photos, 4)
-    first = next(iter(batches)).samples.tolist()
-    assert next(iter(batches)).samples.tolist() == first
+def test_an_epoch_that_was_left_early_is_followed_by_the_next(photos):
+    batches, firsts = loader(photos, 4), []
+    for epoch in range(3):
+        for batch in batches:
+            assert batches.state_dict()["epoch"] == epoch
+            firsts.append(batch.samples.tolist())
+            break
+    assert firsts == [batches.order.batch(epoch, 0).samples.tolist() for epoch in range(3)]
+    assert batches.state_dict()["epoch"] == 2 and batches.state_dict()["batches"] == 1
+    batches.load_state_dict(batches.state_dict())
+    assert next(iter(batches)).samples.tolist() == batches.order.batch(2, 1).samples.tolist()
+    batches.set_epoch(2)
+    assert next(iter(batches)).samples.tolist() == firsts[2]
+
+
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"drop_last": False}, {"seed": 1}])
+def test_a_state_of_other_batches_is_refused(photos, options):
+    state = loader(photos, 4).state_dict()
+    with pytest.raises(DspackError, match=next(iter(options))):
+        loader(photos, 4, **options).load_state_dict(state)
+    with pytest.raises(DspackError, match="no loader's state: it lacks batch_size"):
+        loader(photos, 4).load_state_dict({"epoch": 1, "batches": 0})
 
 
 @pytest.mark.parametrize("rank", [0, 1])
