@@ -259,15 +259,19 @@ def _refuse(
     strict: bool,
 ) -> None:
     """Raise RejectsError when nothing may be published."""
-    if not rejected or (not strict and any(len(shard.rows) for shard in done)):
+    is_empty = not any(len(shard.rows) for shard in done)
+    if not rejected or not (strict or is_empty):
         return
+    if is_empty:
+        staging.discard()  # nothing to go on from, and it would be in the way of other options
     shown = "; ".join(f"{printable(r.key)}: {r.reason}" for r in rejected[:3])
     more = f" and {len(rejected) - 3} more" if len(rejected) > 3 else ""
     if strict:
         raise RejectsError(
             f"{len(rejected)} files were rejected and --strict was given ({shown}{more})",
             path=source.root,
-            advice=f"mend them, or run without --strict; what is packed stays in {staging.folder}",
+            advice="mend them, or run without --strict"
+            + f"; what is packed stays in {staging.folder}" * (not is_empty),
         )
     raise RejectsError(
         f"every file was rejected ({shown}{more})", path=source.root, advice="nothing was packed"

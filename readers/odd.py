@@ -69,7 +69,7 @@ def canonical(data: bytes | memoryview, rule: Rule, warn: Warn = _ignore) -> Pix
             else:
                 shown = _mend_transparency(image, data)
             profile = image.info.get("icc_profile") if rule.icc == "srgb" else None
-            pixels = np.asarray(_to_rgb(shown, profile, rule.background, warn))
+            pixels = np.array(_to_rgb(shown, profile, rule.background, warn))  # may be written to
     except (MemoryError, UndecodableError):
         raise
     except Exception as error:  # Pillow's plugins raise almost anything on damaged files

@@ -440,6 +440,26 @@ def test_links_are_followed_only_where_the_user_pointed(root: Path, tmp_path: Pa
     }
 
 
+def test_a_link_to_a_pipe_does_not_make_it_wait(root: Path, tmp_path: Path) -> None:
+    os.mkfifo(root / "masks" / "pipe")
+    (root / "masks" / "03.png").unlink()
+    (root / "masks" / "03.png").symlink_to("pipe")
+    pack(root / "imgs", tmp_path / "pack", fields={"mask": FIELDS["mask"]})
+    why = ("mask: not a regular file", "../masks/03.png")
+    assert rejected(tmp_path / "pack") == {"03.jpg": why}
+
+
+def test_a_value_whose_name_would_be_too_long_is_missing(root: Path, tmp_path: Path) -> None:
+    name = "x" * 250
+    shutil.copy(root / "imgs" / "00.jpg", root / "imgs" / f"{name}.jpg")
+    for i in range(5):
+        (root / "masks" / f"{i:02d}.png").rename(root / "masks" / f"{i:02d}_mask.png")
+    pack(root / "imgs", tmp_path / "pack", fields={"mask": "../masks/{stem}_mask.png"})
+    ((key, (reason, detail)),) = rejected(tmp_path / "pack").items()
+    assert (key, reason) == (f"{name}.jpg", "no mask")
+    assert detail == f"../masks/{name}_mask.png the name is too long"
+
+
 def test_a_folder_that_leads_out_is_not_followed(root: Path, tmp_path: Path) -> None:
     write(root / "imgs" / "ok.jpg", jpeg(photo(1)))
     (root / "imgs" / "texts").mkdir()

@@ -46,6 +46,7 @@ def test_what_keeps_its_bytes_gives_the_same_pixels(name: str) -> None:
     assert (kept.data, kept.is_odd, kept.change) == (data, True, None)
     rule = PixelOptions(**HOW).rule
     pixels = decode(kept.data, 1, rule)
+    assert pixels.flags.writeable  # as those of plain images: a transform may change them
     assert np.array_equal(pixels, pixels_of(data, **HOW))
     assert pixels.shape == (kept.image.height, kept.image.width, 3)
     box = (7, 5, 20, 11)

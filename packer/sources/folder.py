@@ -105,9 +105,17 @@ class Source:
         except (FileNotFoundError, NotADirectoryError):
             raise Reject(NO_FILE) from None
         except OSError as error:
-            if error.errno == errno.ELOOP and (problem := self.link_problem(path)):
+            if error.errno == errno.ENAMETOOLONG:  # by a pattern: {stem}_mask.png
+                raise Reject(NO_FILE, "the name is too long") from None
+            if error.errno == errno.ELOOP and (problem := self._problem_beside(path)):
                 raise Reject(problem) from None
             return self._read_again(path)
+
+    def _problem_beside(self, path: str) -> str | None:
+        """Why a link that need not be listed is not read."""
+        if problem := self.link_problem(path):
+            return problem
+        return None if os.path.isfile(f"{self._real_root}/{path}") else "not a regular file"
 
     def read(self, path: str) -> File:
         try:
