@@ -264,7 +264,10 @@ def _refuse(
         return
     if is_empty:
         staging.discard()  # nothing to go on from, and it would be in the way of other options
-    shown = "; ".join(f"{printable(r.key)}: {r.reason}" for r in rejected[:3])
+    shown = "; ".join(
+        f"{printable(r.key)}: {r.reason}" + f", {printable(r.detail)}" * bool(r.detail)
+        for r in rejected[:3]
+    )
     more = f" and {len(rejected) - 3} more" if len(rejected) > 3 else ""
     if strict:
         raise RejectsError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .images.pixels import DEPTHS, ENCODINGS, MAX_PIXELS, RESIZE_MODES, PixelOptions
+from .images.pixels import DEPTHS, ENCODINGS, MAX_PIXELS, QUALITY, RESIZE_MODES, PixelOptions
 
 
 class Colour(click.ParamType[Any]):
@@ -55,7 +55,7 @@ _OPTIONS = [
     click.option(
         "--quality",
         type=click.IntRange(1, 100),
-        default=90,
+        default=QUALITY,
         show_default=True,
         help="Of JPEG and WebP.",
     ),

@@ -171,12 +171,15 @@ def test_exit_4_rejects_and_nothing_published(here: Path) -> None:
     [
         ("missing", r"dspack: missing: no such file or folder"),
         ("empty", r"dspack: empty: no image found; the folder is empty"),
+        ("links", r"dspack: links: no image found; left out: link out of the source \(1\)"),
         ("mixed", r"dspack: mixed: two readings: .*; .*--layout"),
         ("x" * 300, r"dspack: x+: "),
     ],
 )
 def test_exit_5_the_source_cannot_be_packed(here: Path, source: str, sentence: str) -> None:
     (here / "empty").mkdir()
+    (here / "links").mkdir()
+    (here / "links" / "cat").symlink_to(here / "imgs" / "class_0")
     write(here / "mixed" / "cat" / "1.jpg", IMAGE)
     write(here / "mixed" / "1.jpg", IMAGE)
     for option in ("--json", "--dry-run"):

@@ -440,6 +440,7 @@ def test_resize_and_encode_from_the_command_line(dspack: Callable[..., Any]) -> 
         ["--background", "mauvish"],
         ["--background", "#10203040"],
         ["--resize-mode", "pad"],
+        ["--quality", "80"],
     ],
 )
 def test_wrong_use_is_exit_code_2(dspack: Callable[..., Any], arguments: list[str]) -> None:

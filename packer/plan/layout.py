@@ -50,7 +50,7 @@ def plan(
     fixed map lacks.
     """
     if not listing.files:
-        raise SourceError("no image found", path=root, advice=_left_out_advice(listing.left_out))
+        raise SourceError("no image found", path=root, advice=_left_out_advice(listing))
     names = _by_folder(listing.files)
     has_splits, kind_of = _read_layout(names, listing.folders, root, layout)
     places = sorted(_place(folder, has_splits, kind_of) for folder in names)
@@ -241,7 +241,8 @@ def class_warnings(totals: Mapping[tuple[str, str], int], classes: Sequence[str]
     return warnings
 
 
-def _left_out_advice(left_out: Counter[str]) -> str:
+def _left_out_advice(listing: Listing) -> str:
+    left_out = listing.left_out + Counter(reason for _, reason in listing.rejected)
     if not left_out:
         return "the folder is empty"
     return "left out: " + ", ".join(f"{reason} ({n})" for reason, n in left_out.most_common(5))
