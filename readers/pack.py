@@ -86,7 +86,12 @@ class Pack:
             return range(self.manifest.num_samples)
         if split not in self.manifest.splits:
             known = ", ".join(self.manifest.splits) or "none"
-            raise DspackError(f"no split {split!r}; the pack's splits: {known}", path=self.path)
+            advice = "leave the split out, or pack with --split train=0.9,val=0.1"
+            raise DspackError(
+                f"no split {split!r}; the pack's splits: {known}",
+                path=self.path,
+                advice=None if self.manifest.splits else advice,
+            )
         rows = np.flatnonzero(self.index["split"] == self.manifest.splits.index(split))
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
             return range(int(rows[0]), int(rows[-1]) + 1)
