@@ -17,7 +17,7 @@ from readers.checksum import checksum, content_digest, file_checksum
 from readers.errors import DamagedPack
 from readers.index import Column, Keys, map_columns
 from readers.manifest import MANIFEST_NAME, Manifest, PackFile, Shard
-from readers.pack import Pack
+from readers.pack import Pack, check_readable
 from readers.seekable import segment_offsets
 
 from .examine import examine_apart
@@ -155,6 +155,7 @@ class _Check:
         if size != file.num_bytes:
             self._found(Finding(f"has {size} bytes, not {file.num_bytes}", file.name))
             return False
+        check_readable(path)
         return True
 
     def _file_is_same(self, file: PackFile, seen: _Seen | None = None) -> bool:

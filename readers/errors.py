@@ -99,6 +99,12 @@ class TooManyOpenFiles(DspackError):
     exit_code = 7
 
 
+class NoPermission(DspackError):
+    """A file of the pack belongs to another user, who does not let this one read it."""
+
+    exit_code = 7
+
+
 class MissingDependency(DspackError, ImportError):
     """A library that this part needs is not installed; the message names what to install."""
 

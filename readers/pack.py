@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from . import formats
 from .checksum import checksum
-from .errors import DamagedPack, DamagedSample, DspackError
+from .errors import DamagedPack, DamagedSample, DspackError, NoPermission
 from .index import Column, Keys, map_columns
 from .manifest import Manifest, Shard
 from .open_files import allow_open_files, opened
@@ -352,7 +352,8 @@ def open(path: str | os.PathLike[str], split: str | None = None, *, check: bool 
 
 
 def check_files(pack: Path, shard: Shard) -> None:
-    """Raise DamagedPack unless the shard's files are there with their sizes.
+    """Raise DamagedPack unless the shard's files are there with their sizes, NoPermission where
+    they may not be read.
 
     A mapped file that is shorter than it should be kills the process that reads past its end.
     """
@@ -364,3 +365,12 @@ def check_files(pack: Path, shard: Shard) -> None:
             raise DamagedPack(f"cannot be read: {error.strerror}", path=path) from None
         if size != file.num_bytes:
             raise DamagedPack(f"has {size} bytes, not {file.num_bytes}", path=path)
+        check_readable(path)
+
+
+def check_readable(path: Path) -> None:
+    """Raise NoPermission unless this process may read a file."""
+    if not os.access(path, os.R_OK):
+        raise NoPermission(
+            "may not be read by this user", path=path, advice="ask its owner, or `chmod a+r` it"
+        )

@@ -32,7 +32,8 @@ from packs import (
 from PIL import Image, ImageOps
 
 import readers
-from readers.errors import DamagedPack, DamagedSample, DspackError, NotAPack
+from packer.verify import verify
+from readers.errors import DamagedPack, DamagedSample, DspackError, NoPermission, NotAPack
 from readers.manifest import Field
 
 # Python 3.12 warns of any fork while threads run, and NumPy's and OpenCV's always do.
@@ -532,3 +533,12 @@ def test_import_readers_is_light() -> None:
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not heavy & set(run.stdout.split())
     assert "packer" not in run.stdout.split()
+
+
+def test_a_shard_that_may_not_be_read_is_not_damage(source, tmp_path, make_pack, monkeypatch):
+    path = make_pack(source, tmp_path / "pack", "memmap")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root
+    for read in (lambda: readers.open(path)[0], lambda: verify(path, threads=1)):
+        with pytest.raises(NoPermission, match="may not be read by this user") as error:
+            read()
+        assert error.value.exit_code == 7
