@@ -7,7 +7,10 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -614,6 +617,19 @@ def test_a_full_disk_is_an_error_and_the_run_goes_on_when_there_is_room(
     unbroken = pack(imgs, tmp_path / "unbroken", format_name, shard_bytes=shard_bytes)
     assert summary.content_digest == unbroken.content_digest
     assert is_whole(small_disk / "pack")
+
+
+def test_no_full_disk_ends_the_process(small_disk: Path, tmp_path: Path, format_name: str) -> None:
+    imgs = class_folder(tmp_path / "many", num_classes=2, per_class=10)
+    for path in imgs.rglob("*.jpg"):
+        path.with_suffix(".txt").write_bytes(bytes(3000))
+    command = [sys.executable, "-m", "packer.cli", "convert", imgs, "--to", format_name]
+    command += ["-o", small_disk / "pack", "--field", "t={stem}.txt", "--shard-size", "20kB"]
+    for num_free in (30_000, 80_000):
+        (small_disk / "filler").write_bytes(bytes((2 << 20) - num_free))
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 6, done.stderr
+        assert re.fullmatch("dspack: .*make room.*\n", done.stderr)
 
 
 @pytest.mark.parametrize("num_good", [0, 1, 2, 5, 8, 11])

@@ -7,6 +7,7 @@ shard fills and a reader maps it, past the library's global lock and its trouble
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..mapped import MappedValues
 from . import Observe, ignore
 
 _VALUES_START = 64 << 10  # the library's own structures fit before it; the rest lies behind
+_HEADER_BYTES = 4 << 10  # of a dataset and its group, at most
 _BUFFER_BYTES = 1 << 20  # one system call for many small values
 
 
@@ -34,10 +36,10 @@ class ShardWriter:
     def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
         self._path = _path(folder, name)
         self._lengths: dict[str, list[int]] = {field: [] for field in fields}
-        # locking=False: nobody else knows this file yet, and a process that is just being started
-        # by another thread may hold on to a lock for a moment.
-        with h5py.File(self._path, "w", libver="earliest", locking=False):
-            pass  # an empty HDF5 file; the values go where seal() will declare a dataset
+        empty = io.BytesIO()
+        with h5py.File(empty, "w", libver="earliest"):
+            pass  # the values go where seal() will declare a dataset
+        self._path.write_bytes(empty.getvalue())
         # One field can be streamed to its final place; others wait in a file beside it.
         self._files = {}
         for i, field in enumerate(sorted(fields, key=lambda field: field != "image")):
@@ -67,6 +69,9 @@ class ShardWriter:
                 small = file.read()
                 file.truncate(_VALUES_START)
         try:
+            self._reserve(len(keys), key_bytes.nbytes)
+            # locking=False: nobody else knows this file yet, and a process that is just being
+            # started by another thread may hold on to a lock for a moment.
             with h5py.File(
                 self._path,
                 "r+",
@@ -93,6 +98,16 @@ class ShardWriter:
             reason = os.strerror(number) if number else str(error)
             raise DestinationError(f"HDF5 cannot write: {reason}", path=self._path) from error
         return [self._path.name]
+
+    def _reserve(self, num_rows: int, key_bytes: int) -> None:
+        """Take room for all that seal() writes: on a full disk HDF5 1.14 ends the process when it
+        closes the file. It cuts off what is too much."""
+        sizes = [sum(lengths) for lengths in self._lengths.values()]
+        sizes += [8 * (num_rows + 1)] * (len(sizes) + 2) + [key_bytes]  # offsets, label, key
+        aligned = [_VALUES_START for size in sizes if size >= _VALUES_START]
+        num_bytes = _VALUES_START + sum(sizes) + sum(aligned) + len(sizes) * _HEADER_BYTES
+        with self._path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
 
     def _copy_spooled(self, h5: h5py.File, field: str) -> None:
         dataset = _create_contiguous(h5, f"{field}/bytes", sum(self._lengths[field]))
