@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -50,10 +51,20 @@ class ByteSize(click.ParamType[int]):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", value.lower())
         if match is None or match[2] not in self._UNITS:
             self.fail(f"{value!r} is not a size like 512MiB, 1GB or 65536", param, ctx)
-        num_bytes = int(float(match[1]) * self._UNITS[match[2]])
-        if num_bytes < 1:
-            self.fail("a size is at least one byte", param, ctx)
-        return num_bytes
+        num_bytes = float(match[1]) * self._UNITS[match[2]]
+        if not 1 <= num_bytes < 2**63:
+            self.fail("a size is at least one byte, and less than 8192 PiB", param, ctx)
+        return int(num_bytes)
+
+
+class Seconds(click.FloatRange):
+    """A time that ends."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):  # it is in every range
+            self.fail("nan is no time", param, ctx)
+        return seconds
 
 
 class Regex(click.ParamType[str]):
@@ -527,7 +538,7 @@ def info(pack: Path, as_json: bool) -> None:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, 3600, min_open=True),
     default=0.5,
     show_default=True,
     help="How long each is measured, after half as long for warming up; --seconds 5 gives figures "

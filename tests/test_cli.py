@@ -431,3 +431,8 @@ def test_a_run_that_goes_on_says_so(here: Path) -> None:
     assert result.exit_code == 0
     assert re.search(r"samples: +12, \d+ of them by the run before", result.output)
     assert not (here / "imgs.memmap.partial").exists()
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0"])
+def test_a_time_that_never_ends_is_wrong_use(packed: Path, seconds: str) -> None:
+    assert dspack("bench", packed, "--seconds", seconds).exit_code == 2

@@ -102,6 +102,12 @@ def test_a_class_that_is_empty_in_one_split_keeps_its_id() -> None:
     assert result.labels[-1] == whole.labels[-1] == 2
 
 
+def test_no_more_than_some_empty_classes_are_listed() -> None:
+    result = planned("a/1.jpg", folders=[f"b{i}" for i in range(1000)])
+    assert len(result.classes) == 1001
+    assert result.warnings[20:] == ["980 more classes have no image, or none in some splits"]
+
+
 def test_an_empty_class_is_kept_with_a_warning() -> None:
     result = planned("a/1.jpg", "c/1.jpg", folders=["b"])
     assert result.classes == ["a", "b", "c"]

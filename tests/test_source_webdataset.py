@@ -206,6 +206,11 @@ def test_missing_shards_are_named(shards: Path) -> None:
         open_source(shards / "imgs-{000..003}.tar").scan()
 
 
+def test_a_pattern_of_too_many_shards_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="names more than 100000 shards"):
+        open_source(tmp_path / "imgs-{0..99}-{0..9999999999}.tar").scan()
+
+
 def test_a_cut_shard_is_named(shards: Path) -> None:
     path = shards / "imgs-001.tar"
     path.write_bytes(path.read_bytes()[:2000])

@@ -186,6 +186,7 @@ def test_a_class_without_val_samples_is_told(tmp_path: Path) -> None:
         (("--split", ""), "not at all"),
         (("--split", "a", "--split", "b"), "takes splits once"),
         (("--group-by", "x"), "goes with --split"),
+        (("--shard-size", "9" * 400), "a size is at least one byte"),
         (("--split", "a=1", "--group-by", "("), "not a regular expression"),
     ],
 )

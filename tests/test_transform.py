@@ -62,6 +62,9 @@ def test_nothing_is_enlarged_unless_asked_for() -> None:
         assert larger is not None
         assert (larger.width, larger.height) == ((500, 300) if mode == "shorter" else (300, 180))
     assert reason(jpeg(LARGE), resize=150, resize_mode="exact") == "smaller than --resize"
+    for mode in ("shorter", "exact", "pad"):  # as large a file would be rejected, too
+        enlarged = {"resize": 65535, "resize_mode": mode, "enlarge": True}
+        assert reason(jpeg(LARGE), **enlarged) == "too many pixels"
     square = pixels_of(jpeg(LARGE), resize=150, resize_mode="exact", enlarge=True)
     assert square.shape == (150, 150, 3)
 

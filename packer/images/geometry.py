@@ -46,11 +46,13 @@ def unchanged(width: int, height: int) -> Geometry:
 def geometry_of(width: int, height: int, options: PixelOptions) -> Geometry:
     """The geometry that the options give an upright image of this size. Raises Reject."""
     source = width, height
-    inner = _inner_size(width, height, options)
-    if options.resize is None or options.resize_mode != "pad":
-        return Geometry(source, inner, inner)
-    side = options.resize
-    return Geometry(source, inner, (side, side), ((side - inner[0]) // 2, (side - inner[1]) // 2))
+    inner = size = _inner_size(width, height, options)
+    if options.resize is not None and options.resize_mode == "pad":
+        size = options.resize, options.resize
+    if size != source and size[0] * size[1] > options.max_pixels:
+        raise Reject("too many pixels", f"{size[0]} x {size[1]} after --resize")
+    offset = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
+    return Geometry(source, inner, size, offset)
 
 
 def _inner_size(width: int, height: int, options: PixelOptions) -> Size:

@@ -215,6 +215,9 @@ def totals_of(
     )
 
 
+_LISTED = 20  # classes without images; a wrong folder can have any number of them
+
+
 def class_warnings(totals: Mapping[tuple[str, str], int], classes: Sequence[str]) -> list[str]:
     """What is strange about classes; see `totals_of` for `totals`."""
     warnings = []
@@ -228,6 +231,9 @@ def class_warnings(totals: Mapping[tuple[str, str], int], classes: Sequence[str]
                 f"class {printable(name)!r} has no image in {', '.join(lacking)}; "
                 "it keeps its label there"
             )
+    if len(warnings) > _LISTED:
+        more = f"{len(warnings) - _LISTED} more classes have no image, or none in some splits"
+        warnings[_LISTED:] = [more]
     if classes and all(name.isdecimal() for name in classes):
         by_value = sorted(classes, key=int)
         if by_value != classes:

@@ -40,6 +40,7 @@ _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 _SHARD = re.compile(r"\.(tar|tgz)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _JPEG = ("jpg", "jpeg")
 _LABEL_BYTES_MAX = 1024
+_SHARDS_MAX = 100_000  # of a pattern: a slip of the finger must not fill the memory
 _FIRST_MEMBERS = 100  # to tell shards from other archives
 
 
@@ -304,7 +305,10 @@ def shard_paths(root: Path) -> list[Path]:
         return [root / name for name in sorted(names)]
     if os.path.lexists(root):
         return [root]
-    return [Path(text) for text in _expand(os.fspath(root))]
+    paths = [Path(text) for text in islice(_expand(os.fspath(root)), _SHARDS_MAX + 1)]
+    if len(paths) > _SHARDS_MAX:
+        raise SourceError(f"the pattern names more than {_SHARDS_MAX} shards", path=root)
+    return paths
 
 
 def _expand(pattern: str) -> Iterator[str]:
@@ -321,4 +325,5 @@ def _choices(inside: str) -> list[str]:
         return inside.split(",")
     first, last = match[1], match[2]
     width = max(len(first), len(last)) if first[0] == "0" or last[0] == "0" else 0
-    return [f"{number:0{width}}" for number in range(int(first), int(last) + 1)]
+    numbers = islice(range(int(first), int(last) + 1), _SHARDS_MAX + 1)
+    return [f"{number:0{width}}" for number in numbers]
