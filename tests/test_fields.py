@@ -682,6 +682,18 @@ def test_rejects_do_not_spoil_going_on(root: Path, tmp_path: Path) -> None:
     assert convert(root / "imgs", tmp_path / "pack", options, threads=1).num_resumed == 3
 
 
+def test_values_that_changed_places_are_packed_again(root: Path, tmp_path: Path) -> None:
+    write(root / "imgs" / "02.jpg", b"damaged")
+    options = Options("memmap", fields=tuple(Pattern(*f) for f in FIELDS.items()))
+    text, data, aside = (root / "imgs" / name for name in ("01.txt", "01.bin", "aside"))
+    data.write_bytes(b"01")
+    with pytest.raises(DspackError, match="--strict"):
+        convert(root / "imgs", tmp_path / "pack", options, threads=1, strict=True)
+    text.rename(aside), data.rename(text), aside.rename(data)  # sizes and times go with them
+    assert convert(root / "imgs", tmp_path / "pack", options, threads=1).num_resumed == 0
+    assert readers.open(tmp_path / "pack").field(1, "caption") == "01"
+
+
 def test_a_changed_text_of_a_list_is_packed_again(root: Path, tmp_path: Path) -> None:
     for note in ("before", "after"):
         rows = [{"path": f"imgs/{i:02d}.jpg", "note": note} for i in range(5)]
