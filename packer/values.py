@@ -75,7 +75,7 @@ def _store_boxes(found: Found) -> Value:
 
 _PNG_GREY, _PNG_RGB = 0, 2
 _DEPTH_AT, _COLOUR_TYPE_AT = 24, 25  # in a PNG
-_LOSSY = ("JPEG", "AVIF")
+_LOSSY = ("JPEG", "AVIF")  # and WebP without a VP8L chunk
 
 
 def _store_mask(found: Found) -> Value:
@@ -105,7 +105,7 @@ def _store_inspected_mask(found: Found, image: Image) -> Value:
             f"{size[0]} x {size[1]}, and {found.image} {geometry.source[0]} x {geometry.source[1]}",
         )
     warnings = [f"{name}: {warning}" for warning in image.warnings]
-    if image.kind in _LOSSY:
+    if image.kind in _LOSSY or (image.kind == "WebP" and b"VP8L" not in found.data):
         warnings.append(f"{name}: {image.kind}, whose compression may change numbers")
     resized = not geometry.is_identity
     kept = found.options.keep_bytes or found.options.copied is not None

@@ -69,7 +69,7 @@ class Renderer:
         """See readers.loader.BatchLoader. Raises ValueError for options that contradict each
         other or the pack, DspackError for an unknown field."""
         self._pack = pack
-        self.fields = known_fields(pack, fields)
+        self.fields = tuple(dict.fromkeys(known_fields(pack, fields)))  # each once
         self._disk = _Disk()
         self._array = _array_type(pack, transform)
         self._pixel_dtype = pack.pixel_dtype

@@ -576,6 +576,14 @@ def test_a_jpeg_mask_is_kept_with_a_warning(root: Path, tmp_path: Path) -> None:
     assert opened.field(2, "mask").tolist() == numbers(2).tolist()
 
 
+@pytest.mark.parametrize("lossless", [True, False])
+def test_a_lossy_webp_mask_is_warned_of(root: Path, tmp_path: Path, lossless: bool) -> None:
+    write(root / "masks" / "00.png", saved(numbers(), "WEBP", lossless=lossless))
+    summary = pack(root / "imgs", tmp_path / "pack", fields=FIELDS)
+    lossy = {"mask: WebP, whose compression may change numbers": 1}
+    assert summary.warnings == ({} if lossless else lossy)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -774,6 +782,7 @@ def test_masks_of_other_forms_in_the_loader(root: Path, tmp_path: Path) -> None:
     pack(root / "imgs", tmp_path / "mixed", fields=FIELDS)
     with pytest.raises(DspackError, match="grey and RGB"):
         list(BatchLoader(tmp_path / "mixed", 5, train=False, **options))
+    options["fields"] = ["mask", "mask"]  # is asked for once
     (one,) = BatchLoader(tmp_path / "mixed", 1, train=False, subset=[0], **options)
     assert one.fields["mask"].shape == (1, 16, 16, 3)
 
