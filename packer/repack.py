@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +23,17 @@ def settle_for_pack(field: Field, root: Path, pixels: PixelOptions) -> PixelOpti
     """The options for the images of a pack that stores them as `field` says.
 
     Without any option they are copied. With some, they are images like any others; only that
-    pixels stay pixels, and 16 bits stay 16 bits, where the options do not say otherwise. Raises
+    pixels stay pixels, 16 bits stay 16 bits, and odd images become what the pack's readers show
+    (by its background, frame, depth and icc), where the options do not say otherwise. Raises
     SourceError for options that go with no such images.
     """
     if pixels == PixelOptions():
         return replace(pixels, copied=field)
-    taken_over: dict[str, str] = {}
+    taken_over: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in (field.odd or {}).items()
+        if getattr(pixels, name) == getattr(PixelOptions, name)
+    }
     if field.kind == "array":
         _check_rgb(field, root)
         if pixels.encode is None:
@@ -35,7 +41,7 @@ def settle_for_pack(field: Field, root: Path, pixels: PixelOptions) -> PixelOpti
     if pixels.depth is None and field.dtype is not None and np.dtype(field.dtype) == np.uint16:
         taken_over["depth"] = "keep"
     try:
-        return replace(pixels, **taken_over)  # type: ignore[arg-type]
+        return replace(pixels, **taken_over)
     except ValueError as error:
         stated = ", ".join(f"--{name} {value}" for name, value in taken_over.items())
         raise SourceError(f"the pack's images are as by {stated}, and {error}", path=root) from None

@@ -207,3 +207,15 @@ def test_odd_images_of_a_pack_are_treated_as_a_folder_s(imgs: Path, tmp_path: Pa
         assert from_pack.content_digest == from_folder.content_digest
         for name in ("a", "b"):
             shutil.rmtree(tmp_path / name)
+
+
+def test_odd_images_become_what_the_pack_s_readers_show(imgs: Path, tmp_path: Path) -> None:
+    rule = {"background": (255, 0, 0), "depth": "shift", "frame": 0}
+    kept = pack(imgs, tmp_path / "kept", "memmap", keep_bytes=True, **rule)
+    plain = pack(tmp_path / "kept", tmp_path / "plain", "memmap", encode="png")
+    assert len(plain) == len(kept)
+    for i in range(len(kept)):
+        assert np.array_equal(plain.image(i), kept.image(i)), kept.keys[i]
+    on_black = {"encode": "png", "background": (0, 0, 0)}
+    black = pack(tmp_path / "kept", tmp_path / "black", "memmap", **on_black)
+    assert any(not np.array_equal(black.image(i), kept.image(i)) for i in range(len(kept)))
