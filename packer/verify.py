@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -232,7 +233,7 @@ class _Check:
         if intact:
             for finding in findings:
                 self._found(finding)
-        elif all((self._path / file.name).exists() for file in shard.files):
+        elif all(os.path.exists(self._path / file.name) for file in shard.files):
             for row, reason in examine_apart(self._path, shard.name, first, decode_images):
                 self._sample_found(row, reason)
         else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -473,3 +476,18 @@ def test_the_report_is_json(tmp_path: Path, format_name: str) -> None:
 def test_a_finding_is_one_line_for_people() -> None:
     assert str(Finding("is missing", "index/label.npy")) == "index/label.npy: is missing"
     assert str(Finding("differs", index=3, key="a/b.jpg")) == "sample 3, key 'a/b.jpg': differs"
+
+
+def test_a_folder_that_may_not_be_looked_into_is_a_finding(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.stat
+
+    def refused(path: Any, **options: Any) -> os.stat_result:
+        if "/shards/" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return original(path, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    reasons = {finding.reason for finding in check(pack).findings}
+    assert "cannot be read: Permission denied" in reasons
