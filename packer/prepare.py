@@ -148,24 +148,21 @@ def _prepare_image(
             image.kind, image.odd = kind, image.odd and kind
         if image.profile and pixels.icc is None:
             image.warnings += (_taken_as_srgb(image),)
-        if not is_plain(image, pixels):
-            prepared = _prepared(entry, num_bytes, modified_ns, transform(data, image, pixels))
-            return prepared._replace(orientation=image.orientation)
-        if decode:
-            data = check_pixels(data, image)
-        elif image.missing_end:
-            raise Reject("image data missing", "no end marker; --check decode looks closer")
+        stored = _stored(data, image, decode, pixels)
     except Reject as reject:
         return Prepared(entry, num_bytes, modified_ns, b"", reject=reject)
-    return Prepared(
-        entry,
-        num_bytes,
-        modified_ns,
-        data,
-        checksum(data),
-        image,
-        orientation=image.orientation,
-    )
+    return _prepared(entry, num_bytes, modified_ns, stored, image.orientation)
+
+
+def _stored(data: bytes, image: Image, decode: bool, pixels: PixelOptions) -> Stored:
+    """What is stored of an inspected file. Raises Reject."""
+    if not is_plain(image, pixels):
+        return transform(data, image, pixels)
+    if decode:
+        data = check_pixels(data, image)
+    elif image.missing_end:
+        raise Reject("image data missing", "no end marker; --check decode looks closer")
+    return Stored(data, image)
 
 
 def _prepare_copy(source: Source, path: str, entry: int, decode: bool) -> Prepared:
@@ -177,14 +174,16 @@ def _prepare_copy(source: Source, path: str, entry: int, decode: bool) -> Prepar
         return Prepared(entry, num_bytes, modified_ns, b"", reject=reject)
     if stored.image.profile:
         stored.image.warnings += (_taken_as_srgb(stored.image),)
-    return _prepared(entry, num_bytes, modified_ns, stored)
+    return _prepared(entry, num_bytes, modified_ns, stored, stored.image.orientation)
 
 
 def _taken_as_srgb(image: Image) -> str:
     return f"colour profile {image.profile}, taken as sRGB"
 
 
-def _prepared(entry: int, num_bytes: int, modified_ns: int, stored: Stored) -> Prepared:
+def _prepared(
+    entry: int, num_bytes: int, modified_ns: int, stored: Stored, orientation: int
+) -> Prepared:
     data, image, change, segments, is_odd, geometry = stored
     return Prepared(
         entry,
@@ -197,7 +196,7 @@ def _prepared(entry: int, num_bytes: int, modified_ns: int, stored: Stored) -> P
         segments=segments,
         is_odd=is_odd,
         geometry=geometry,
-        orientation=image.orientation,
+        orientation=orientation,
     )
 
 

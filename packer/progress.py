@@ -11,25 +11,55 @@ from readers.errors import printable
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+    from typing_extensions import Self
 
 _LINE_SECONDS = 10.0  # often enough to see life, seldom enough not to fill a log
 
 
-class ProgressBar:
-    """Counts samples and bytes; call it with how many are done, and the bytes since."""
+class _Bar:
+    """What bars have in common: `with` takes them away at the end."""
 
-    def __init__(self, what: str, *, quiet: bool = False) -> None:
+    def __init__(self, what: str, quiet: bool) -> None:
         self._what = what
         self._quiet = quiet
         self._bar: tqdm[None] | None = None
         self._on_terminal = sys.stderr.isatty()
+        self._start_clock()
+
+    def _start_clock(self) -> None:
+        self._started = self._last_line = time.monotonic()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ProgressBar(_Bar):
+    """Counts samples and bytes; call it with how many are done, and the bytes since."""
+
+    def __init__(self, what: str, *, quiet: bool = False) -> None:
+        super().__init__(what, quiet)
         self._num_bytes = 0
         self._first = 0
-        self._started = self._last_line = time.monotonic()
 
     def __call__(self, num_done: int, num_bytes: int, num_total: int) -> None:
         if self._quiet:
             return
+        if not (self._num_bytes or num_bytes):  # the work begins: what was before does not count
+            self._first = num_done
+            self._start_clock()
         self._num_bytes += num_bytes
         elapsed = max(time.monotonic() - self._started, 1e-9)
         speed = f"{self._num_bytes / 1e6 / elapsed:.0f} MB/s"
@@ -56,31 +86,13 @@ class ProgressBar:
                 file=sys.stderr,
                 flush=True,
             )
-        elif not self._num_bytes:
-            self._first = num_done  # what an earlier run had done already
-
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
-class ScanningBar:
+class ScanningBar(_Bar):
     """Shows how much of an archive is unpacked or listed: a packer.sources.Scanning."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._on_terminal = sys.stderr.isatty()
-        self._what = ""
-        self._bar: tqdm[None] | None = None
-        self._started = self._last_line = 0.0
+        super().__init__("", quiet)
 
     def __call__(self, what: str, num_bytes: int, num_total: int) -> None:
         if self._quiet:
@@ -88,7 +100,7 @@ class ScanningBar:
         if what != self._what:
             self.close()
             self._what = what
-            self._started = self._last_line = time.monotonic()
+            self._start_clock()
         if self._on_terminal:
             self._draw(num_bytes, num_total)
         elif time.monotonic() - self._last_line >= _LINE_SECONDS:
@@ -118,20 +130,3 @@ class ScanningBar:
             self._bar.update(num_bytes - self._bar.n)
         if num_bytes >= num_total:
             self.close()  # the next bar takes its line
-
-    def close(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-    def __enter__(self) -> ScanningBar:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

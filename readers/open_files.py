@@ -36,19 +36,15 @@ def opened(open_it: Callable[[], T], path: Path) -> T:
 
     Raises TooManyOpenFiles where the system allows no more, and what `open_it` raises otherwise.
     """
-    try:
-        return open_it()
-    except DspackError:
-        if not _are_exhausted():
-            raise
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    _raise_limit(soft + _SPARE_FILES)
-    try:
-        return open_it()
-    except DspackError:
-        if not _are_exhausted():
-            raise
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for is_last in (False, True):
+        try:
+            return open_it()
+        except DspackError:
+            if not _are_exhausted():
+                raise
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if not is_last:
+            _raise_limit(soft + _SPARE_FILES)
     raise TooManyOpenFiles(
         f"no more files can be opened: this process may have {soft}",
         path=path,

@@ -275,10 +275,14 @@ class Pack:
             raise self.damaged(row, f"the {name} is not an array as stated: {error}") from None
 
     def _view(self, row: int, field: str) -> memoryview:
-        if field not in self.manifest.fields:
-            known = ", ".join(self.manifest.fields)
-            raise DspackError(f"no field {field!r}; it has {known}", path=self.path)
+        self.require_field(field)
         return self.value(self.stored(np.array([row]), field)[0], field)
+
+    def require_field(self, name: str) -> None:
+        """Raise DspackError unless the pack has a field of this name."""
+        if name not in self.manifest.fields:
+            known = ", ".join(self.manifest.fields)
+            raise DspackError(f"no field {name!r}; it has {known}", path=self.path)
 
     def _decode(self, row: int) -> Pixels:
         stored = self.manifest.fields["image"]

@@ -318,9 +318,7 @@ def known_fields(pack: Pack, fields: Sequence[str]) -> tuple[str, ...]:
     if isinstance(fields, str):
         raise ValueError(f"fields is {fields!r}: give a list, [{fields!r}]")
     for name in fields:
-        if name not in pack.manifest.fields:
-            known = ", ".join(pack.manifest.fields)
-            raise DspackError(f"no field {name!r}; it has {known}", path=pack.path)
+        pack.require_field(name)
     return tuple(fields)
 
 

@@ -132,3 +132,17 @@ cli.main(["convert", {str(path)!r}, "--to", "memmap"])
     assert done.stderr.splitlines()[-1].startswith("dspack: interrupted")
     assert "Traceback" not in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_unpacking_before_does_not_count_as_packing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    bar = progress.ProgressBar("convert")
+    now = 100.0  # an archive was unpacked meanwhile
+    bar(0, 0, 100)
+    assert capsys.readouterr().err == ""
+    now = 120.0
+    bar(40, 60_000_000, 100)
+    assert "40 of 100 samples, 2 samples/s, 3 MB/s, 30 s left" in capsys.readouterr().err
