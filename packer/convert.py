@@ -142,7 +142,8 @@ def list_source(
         pass_over = options.boxes and options.layout != "classes"
         shown, path_of = shown_folders(listing) if pass_over else (listing, {})
         plan = layout.plan(shown, source.root, options.layout, options.classes)
-        plan = replace(plan, keys=[path_of.get(key, key) for key in plan.keys])
+        if path_of:
+            plan = replace(plan, keys=[path_of[key] for key in plan.keys])
     else:
         plan = labels.plan(listing, listing.given, source.root, options.classes)
     plan = take_splits_and_classes(plan, options.part, source.root)
