@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from images import class_folder
 from packer.convert import convert
 from packer.options import Options
 from readers import formats
+
+# A shell that starts the tests in its background makes them deaf to Ctrl-C, which some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=formats.names())
