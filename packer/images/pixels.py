@@ -97,7 +97,9 @@ class PixelOptions:
         defaults = {field.name: field.default for field in fields(self)}
         changed = {name: value for name, value in stated.items() if value != defaults[name]}
         if self.resize is not None:
-            changed["kernel"] = "INTER_AREA to shrink, INTER_CUBIC to enlarge"
+            from .resampling import KERNEL  # costs an import of OpenCV
+
+            changed["kernel"] = KERNEL
         if self.resize is not None or self.encode is not None:
             changed |= {"quality": self.quality, "library": f"OpenCV {_opencv_version()}"}
         if self.copied is not None:

@@ -5,7 +5,7 @@ Pure functions of a file's bytes, what inspect() found in them, and the options.
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -18,6 +18,7 @@ from readers.decode import Pixels, UndecodableError, as_dtype, decode, upright
 from .geometry import Geometry, geometry_of
 from .inspect import JPEG_END, MORE_PICTURES, Image, Reject, check_pixels
 from .pixels import PixelOptions
+from .resampling import resize
 from .restart import with_restart_markers
 
 _NAMES = {"jpeg": "JPEG", "png": "RGB PNG", "webp": "WebP", "raw": "raw pixels"}
@@ -151,18 +152,6 @@ def _seekable(data: bytes, image: Image) -> Stored:
 
 
 # New sizes
-
-
-def resize(pixels: Pixels, width: int, height: int) -> Pixels:
-    """Resize uint8 or uint16 (height, width, 3): averages of areas where it shrinks, which does not
-    alias, and then bicubic where it grows."""
-    least = min(width, pixels.shape[1]), min(height, pixels.shape[0])
-    if least != pixels.shape[1::-1]:
-        pixels = cast(Pixels, cv2.resize(pixels, least, interpolation=cv2.INTER_AREA))
-    if least != (width, height):
-        grown = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_CUBIC)
-        pixels = cast(Pixels, grown)
-    return pixels
 
 
 def _fit(pixels: Pixels, geometry: Geometry, background: tuple[int, int, int]) -> Pixels:
