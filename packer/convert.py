@@ -233,7 +233,7 @@ def _pack_rest(
             batches = duplicates.FirstOfEach(plan, done).of(batches)
         for batch in batches:
             writer.append(batch)
-            progress(batch[-1].entry + 1, sum(p.num_bytes for p in batch), len(plan))
+            progress(batch[-1].entry + 1, sum([p.num_bytes for p in batch]), len(plan))
         return writer.finish()
     except BaseException:
         writer.abort()

@@ -19,12 +19,13 @@ from readers.errors import SourceError
 
 from . import repack
 from .fields import fold_stamps
+from .helper import Helper
 from .images.geometry import Geometry, unchanged
 from .images.inspect import Image, Reject, check_pixels, inspect
 from .images.pixels import PixelOptions
 from .images.restart import require_jpegtran
 from .images.transform import Stored, is_plain, transform
-from .sources import FieldSource, File, MadeFieldSource, Source, pack
+from .sources import FieldSource, File, MadeFieldSource, Source, folder, pack
 from .values import Found, Value, store
 
 # Files go to a thread by the batch: the cost of handing one over is shared by many small files.
@@ -34,6 +35,9 @@ _BATCH_FILES_START = 8  # until the mean size of a file is known
 _READERS_MAX = 64  # more bring no more on the slowest mount measured (1 ms a call)
 _BUSY_SHARE = 0.5  # of the processors' time: below that, reading waits for the disk or the mount
 _SMALL_BYTES = 16 << 10  # below that, reading a file is mostly Python
+_ELAPSED_SECONDS = 0.02  # before a judgement: in less, one other process on the machine decides it
+_HELPED_FILES_MIN = 2000  # to begin a second process takes as long as some hundreds
+_HELPED_BATCH_FILES = 128  # what both processes hold of them stays in their processors' caches
 _PROBES_MAX = 64  # files to learn from whether all images are of one size
 _AS_THEY_ARE = PixelOptions()
 
@@ -62,8 +66,9 @@ class Prepared(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """The bytes that are stored."""
-        further = sum([len(value.data) for value, _ in self.values]) if self.values else 0
-        return len(self.data) + further
+        if not self.values:
+            return len(self.data)
+        return len(self.data) + sum([len(value.data) for value, _ in self.values])
 
 
 def prepare(
@@ -185,19 +190,11 @@ def _prepared(
     entry: int, num_bytes: int, modified_ns: int, stored: Stored, orientation: int
 ) -> Prepared:
     data, image, change, segments, is_odd, geometry = stored
-    return Prepared(
-        entry,
-        num_bytes,
-        modified_ns,
-        data,
-        checksum(data),
-        image,
-        change=change,
-        segments=segments,
-        is_odd=is_odd,
-        geometry=geometry,
-        orientation=orientation,
-    )
+    digest = checksum(data)
+    return Prepared(  # without names: they cost as much as looking at a header
+        entry, num_bytes, modified_ns, data, digest,
+        image, None, change, segments, is_odd, geometry, orientation,
+    )  # fmt: skip
 
 
 def settle(source: Source, paths: Sequence[str], pixels: PixelOptions) -> PixelOptions:
@@ -252,20 +249,17 @@ def prepare_all(
     start = entries.start
 
     def work(batch: range) -> list[Prepared]:
-        with readers.permits:
-            return [prepare(source, paths[i], i, decode, pixels, fields) for i in batch]
+        return [prepare(source, paths[i], i, decode, pixels, fields) for i in batch]
 
-    # Where files are small and nothing is waited for, all is Python, and threads that take turns
-    # are a quarter slower than one that does not stop.
-    alone = looks_only and io_threads is None
-    while alone and start < entries.stop:
-        batch = range(start, min(start + batch_files, entries.stop))
-        batch_done, busy = _timed(work, batch)
-        start, batch_files = batch.stop, _files_like(batch_done)
-        yield batch_done
-        if busy < _BUSY_SHARE:
-            readers.grow(busy)
-        alone = busy >= _BUSY_SHARE and _mean_bytes(batch_done) <= _SMALL_BYTES
+    def work_if_permitted(batch: range) -> list[Prepared]:
+        with readers.permits:
+            return work(batch)
+
+    if looks_only and io_threads is None:
+        helped = threads > 1 and isinstance(source, folder.Source)
+        for batch_done in _prepare_small(work, entries, readers, helped=helped):
+            start, batch_files = batch_done[-1].entry + 1, _files_like(batch_done)
+            yield batch_done
 
     num_threads = max(_READERS_MAX, readers.number) + 1
     with ThreadPoolExecutor(num_threads, thread_name_prefix="prepare") as pool:
@@ -274,7 +268,7 @@ def prepare_all(
                 # One batch more than there are readers: none of them waits for the writer.
                 while len(pending) <= readers.number and start < entries.stop:
                     batch = range(start, min(start + batch_files, entries.stop))
-                    pending.append(pool.submit(work, batch))
+                    pending.append(pool.submit(work_if_permitted, batch))
                     start = batch.stop
                 batch_done = readers.wait_for(pending.popleft())
                 batch_files = _files_like(batch_done)
@@ -284,20 +278,55 @@ def prepare_all(
                 future.cancel()
 
 
+def _prepare_small(
+    work: Callable[[range], list[Prepared]], entries: range, readers: _Readers, *, helped: bool
+) -> Iterator[list[Prepared]]:
+    """Prepare entries as long as files are small and nothing is waited for.
+
+    All is Python then, and threads that take turns are a quarter slower than one that does not
+    stop. If `helped`, and there are many, a second process takes every other batch.
+    """
+    start, batch_files = entries.start, _BATCH_FILES_START
+    elapsed = busy = 0.0
+    helper: Helper[list[Prepared]] | None = None
+    try:
+        while start < entries.stop:
+            batch = range(start, min(start + batch_files, entries.stop))
+            start = batch.stop
+            batch_done = helper.result(batch) if helper else None
+            if batch_done is not None:
+                yield batch_done
+                continue
+            before, busy_before = time.perf_counter(), time.thread_time()
+            batch_done = work(batch)
+            elapsed += time.perf_counter() - before
+            busy += time.thread_time() - busy_before
+            yield batch_done
+            if elapsed >= _ELAPSED_SECONDS:
+                if busy < _BUSY_SHARE * elapsed:
+                    return readers.grow(busy / elapsed)
+                elapsed = busy = 0.0
+            if _mean_bytes(batch_done) > _SMALL_BYTES:
+                return None
+            if helper is None and helped and entries.stop - start >= _HELPED_FILES_MIN:
+                batch_files = _HELPED_BATCH_FILES
+                firsts = range(start + batch_files, entries.stop, 2 * batch_files)
+                theirs = [range(i, min(i + batch_files, entries.stop)) for i in firsts]
+                helper = Helper(work, theirs)
+            elif helper is None:
+                batch_files = _files_like(batch_done)
+    finally:
+        if helper is not None:
+            helper.close()
+
+
 def _mean_bytes(batch: list[Prepared]) -> int:
-    return max(sum(max(prepared.source_bytes, 0) for prepared in batch) // len(batch), 1)
+    return max(sum([max(prepared.source_bytes, 0) for prepared in batch]) // len(batch), 1)
 
 
 def _files_like(batch: list[Prepared]) -> int:
     """How many files of these sizes make a batch."""
     return min(max(_BATCH_BYTES // _mean_bytes(batch), 1), _BATCH_FILES_MAX)
-
-
-def _timed(work: Callable[[range], list[Prepared]], batch: range) -> tuple[list[Prepared], float]:
-    """Do a batch in this thread; also tells for which share of the time it was busy."""
-    wall, busy = time.perf_counter(), time.thread_time()
-    batch_done = work(batch)
-    return batch_done, (time.thread_time() - busy) / (time.perf_counter() - wall)
 
 
 class _Readers:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -167,8 +167,13 @@ def _made(
         "changed": changes(done),
         "warnings": layout.count(warning for shard in done for _, warning in shard.warnings),
         "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "libraries": {
+            name: sys.modules[name].__version__ for name in _LIBRARIES if name in sys.modules
+        },
     }
+
+
+_LIBRARIES = ("PIL", "cv2", "h5py", "lmdb", "numpy", "simplejpeg")  # if they were used
 
 
 def changes(done: Sequence[Done]) -> dict[str, int]:
@@ -177,13 +182,3 @@ def changes(done: Sequence[Done]) -> dict[str, int]:
     for shard in done:
         total.update(shard.changes)
     return dict(sorted(total.items()))
-
-
-_LIBRARIES = ("h5py", "lmdb", "numpy", "opencv-python-headless", "pillow", "simplejpeg", "xxhash")
-
-
-def _version(library: str) -> str | None:
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:  # cv2 comes under other names, too
-        return None

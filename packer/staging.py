@@ -296,10 +296,7 @@ def sync(path: Path) -> None:
 
 def fingerprint(lines: Sequence[str]) -> str:
     """The SHA-256, in hex, of a list of names."""
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(os.fsencode(line) + b"\0")
-    return digest.hexdigest()
+    return hashlib.sha256(os.fsencode("".join([f"{line}\0" for line in lines]))).hexdigest()
 
 
 def _difference(before: bytes, plan: Mapping[str, Any]) -> str:

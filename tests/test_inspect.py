@@ -25,6 +25,7 @@ from one_file import OneFile
 from PIL import Image as Pillow
 from PIL import ImageOps
 
+from packer.images import inspect as inspection
 from packer.images.inspect import MAX_PIXELS, Image, Reject, exif_orientation, inspect
 from packer.prepare import Prepared, prepare
 from readers.decode import decode
@@ -633,3 +634,47 @@ def test_exif_orientation_is_the_one_pillow_finds(
             exif_orientation(block)
     else:
         assert exif_orientation(block) == (expected or 1)
+
+
+HEADERS = [
+    jpeg(photo(1)),
+    jpeg(photo(2, 90, 70)),
+    jpeg(photo(2, 90, 70), quality=91),
+    jpeg(photo(3), 6),
+    jpeg(photo(3), progressive=True),
+    jpeg(photo(4)[..., 0]),
+    jpeg(photo(5), subsampling=0, icc_profile=b"no profile"),
+]
+
+
+def seen(data: bytes) -> object:
+    try:
+        return inspect(data)
+    except Reject as reject:
+        return str(reject)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(HEADERS),
+            st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), max_size=2),
+            st.integers(0, 800),
+        ),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_what_was_seen_before_makes_no_difference(
+    files: list[tuple[bytes, list[tuple[int, int]], int]],
+) -> None:
+    """Headers that were read are remembered; each file is what it would be alone."""
+    for whole, changes, cut in files:
+        data = bytearray(whole)
+        for place, value in changes:
+            data[min(place, len(data) - 1)] = value
+        stored = bytes(data if cut > 700 else data[: len(data) - cut])
+        told = seen(stored)
+        again = seen(stored)
+        inspection._last_header = None
+        assert told == again == seen(stored)

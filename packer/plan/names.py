@@ -14,7 +14,9 @@ _WINDOWS_STAND_IN = re.compile("[\uf001-\uf07f]")
 
 def name_warnings(keys: Sequence[str]) -> list[str]:
     """Warnings of keys that differ only in case or in Unicode form, and of U+F0xx characters."""
-    warnings = []
+    warnings: list[str] = []
+    if all(map(str.isascii, keys)) and len(set(map(hash, map(str.lower, keys)))) == len(keys):
+        return warnings  # as most are: the closer look takes time
     if alike := _alike(keys):
         shown = " and ".join(printable(key) for key in alike[0][:2])
         warnings.append(

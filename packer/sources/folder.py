@@ -6,6 +6,7 @@ import errno
 import os
 import posixpath
 import stat
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from readers.errors import SourceError
 
 from ..images.inspect import Reject
 from ..retry import retry
-from . import NO_FILE, File, Listing, extension_reason, junk_reason
+from . import IMAGE_EXTENSIONS, NO_FILE, File, Listing, extension_reason, junk_reason
 
 _LISTING_THREADS = 16  # hides the latency of a slow mount; folders are few
 
@@ -32,10 +33,7 @@ class Source:
             while level:
                 below = []
                 for folder, entries in zip(level, pool.map(self._list_folder, level), strict=True):
-                    for entry in entries:
-                        path = f"{folder}/{entry.name}" if folder else entry.name
-                        if self._sort_in(path, entry, listing):
-                            below.append(path)
+                    below += self._sort_all_in(f"{folder}/" if folder else "", entries, listing)
                 level = below
         listing.folders.sort()
         return listing
@@ -49,12 +47,25 @@ class Source:
                 f"the folder cannot be listed: {error.strerror}", path=self.root / folder
             ) from None
 
+    def _sort_all_in(
+        self, prefix: str, entries: Iterable[os.DirEntry[str]], listing: Listing
+    ) -> list[str]:
+        """Put a folder's entries where they belong; returns the folders to go down into."""
+        files, below = [], []
+        for entry in entries:
+            name = entry.name
+            _, dot, extension = name.rpartition(".")
+            is_image = dot and extension.lower() in IMAGE_EXTENSIONS and name[0] != "."
+            if is_image and entry.is_file(follow_symlinks=False):
+                files.append(prefix + name)  # as most do: the other questions take time
+            elif self._sort_in(prefix + name, entry, listing):
+                below.append(prefix + name)
+        listing.files += files
+        return below
+
     def _sort_in(self, path: str, entry: os.DirEntry[str], listing: Listing) -> bool:
         """Put a directory entry where it belongs; True for a folder to go down into."""
-        name = entry.name
-        if name[0] != "." and not extension_reason(name) and entry.is_file(follow_symlinks=False):
-            listing.files.append(path)  # as most do: the other questions take time
-        elif reason := junk_reason(entry.name):
+        if reason := junk_reason(entry.name):
             folder = entry.is_dir(follow_symlinks=False)
             listing.left_out[f"{reason} {'folder' if folder else 'file'}"] += 1
         elif entry.is_dir(follow_symlinks=False):

@@ -1,0 +1,243 @@
+"""The second process that takes every other batch of small files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from images import jpeg, photo, png
+
+import readers
+from packer import prepare
+from packer.convert import convert
+from packer.helper import Helper
+from packer.options import Options
+from packer.prepare import Prepared, prepare_all
+from packer.sources.folder import Source
+from readers.errors import SourceError
+
+BATCHES = [range(0, 3), range(6, 9), range(9, 10)]
+
+
+def doubled(batch: range) -> list[int]:
+    return [2 * i for i in batch]
+
+
+@pytest.fixture
+def helper_of() -> Iterator[Callable[..., Helper[list[int]]]]:
+    helpers = []
+
+    def make(work: Callable[[range], list[int]]) -> Helper[list[int]]:
+        helpers.append(Helper(work, BATCHES))
+        return helpers[-1]
+
+    yield make
+    for helper in helpers:
+        helper.close()
+
+
+def test_it_does_its_batches_and_no_others(helper_of: Callable[..., Helper[list[int]]]) -> None:
+    helper = helper_of(doubled)
+    assert helper.result(range(3, 6)) is None
+    assert helper.result(range(0, 3)) == [0, 2, 4]
+    assert helper.result(range(0, 3)) is None
+    assert helper.result(range(6, 9)) == [12, 14, 16]
+    assert helper.result(range(9, 10)) == [18]
+    assert helper.result(range(10, 12)) is None
+
+
+def test_what_fails_is_left_to_the_caller(
+    helper_of: Callable[..., Helper[list[int]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(batch: range) -> list[int]:
+        if batch.start == 6:
+            raise ValueError("of the second batch")
+        return doubled(batch)
+
+    helper = helper_of(work)
+    assert helper.result(range(0, 3)) == [0, 2, 4]
+    assert helper.result(range(6, 9)) is None
+    assert helper.result(range(9, 10)) is None
+    assert capfd.readouterr() == ("", "")
+
+
+def test_half_a_result_is_none(helper_of: Callable[..., Helper[list[int]]]) -> None:
+    def work(batch: range) -> list[int]:
+        if batch.start == 6:
+            os.write(max(map(int, os.listdir("/proc/self/fd")[:-1])), b"\x80\x05]")
+            os._exit(1)
+        return doubled(batch)
+
+    helper = helper_of(work)
+    assert helper.result(range(0, 3)) == [0, 2, 4]
+    assert helper.result(range(6, 9)) is None
+
+
+def test_it_holds_no_file_of_this_process(helper_of: Callable[..., Helper[list[int]]]) -> None:
+    def work(batch: range) -> list[int]:
+        return [os.path.exists(f"/proc/self/fd/{held.fileno()}") for held in files]
+
+    with open(__file__, "rb") as first, open(os.devnull, "rb") as second:
+        files = [first, second]
+        # Its pipe may have got the number of one that it closed, but of one at most.
+        assert sum(helper_of(work).result(range(0, 3)) or [True, True]) <= 1
+
+
+def test_closing_does_not_wait_for_it() -> None:
+    def work(batch: range) -> list[int]:
+        time.sleep(60)
+        return []
+
+    helper = Helper(work, BATCHES)
+    started = time.monotonic()
+    helper.close()
+    assert time.monotonic() - started < 10
+
+
+# What convert makes of it
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """700 small files, with a reject and an odd one in each batch of 64."""
+    folder = tmp_path / "small"
+    (folder / "a").mkdir(parents=True)
+    whole, odd = (
+        jpeg(photo(1, 32, 24)),
+        png(np.dstack([photo(2, 20, 10), photo(3, 20, 10)[..., 0]])),
+    )
+    for i in range(700):
+        data = {5: whole[:60], 6: odd}.get(i % 64, whole + bytes(i % 7))
+        (folder / "a" / f"{i:04d}.jpg").write_bytes(data)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "_HELPED_FILES_MIN", 100)
+    monkeypatch.setattr(prepare, "_HELPED_BATCH_FILES", 32)
+    monkeypatch.setattr(prepare, "_BUSY_SHARE", 0.0)  # whatever else this machine does
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that were started."""
+    processes: list[int] = []
+
+    class Watched(Helper[list[Prepared]]):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)  # type: ignore[arg-type]
+            processes.append(self._process)
+
+    monkeypatch.setattr(prepare, "Helper", Watched)
+    return processes
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_pack_is_the_same_with_it(small: Path, tmp_path: Path, started: list[int]) -> None:
+    options = Options(format="memmap", check="header")
+    alone = convert(small, tmp_path / "alone", options, threads=1)
+    assert not started
+    helped = convert(small, tmp_path / "helped", options, threads=2)
+    assert len(started) == 1
+    assert not is_running(started[0])
+    assert helped.content_digest == alone.content_digest
+    assert helped.rejected == alone.rejected == {"image data missing": 11}
+    assert helped.changed == alone.changed == {"PNG RGBA to RGB PNG": 11}
+    assert helped.warnings == alone.warnings
+    manifests = [readers.open(tmp_path / name).manifest for name in ("alone", "helped")]
+    assert manifests[0].fields == manifests[1].fields
+    lists = [(tmp_path / name / "rejected.jsonl").read_bytes() for name in ("alone", "helped")]
+    assert lists[0] == lists[1]
+
+
+@pytest.mark.parametrize("num_batches", [1, 5])
+def test_its_end_changes_nothing(small: Path, started: list[int], num_batches: int) -> None:
+    paths = sorted(Source(small).scan().files)
+    entries = range(len(paths))
+    expected = [p for b in prepare_all(Source(small), paths, entries, 1, decode=False) for p in b]
+    assert not started
+    found = []
+    for number, batch in enumerate(prepare_all(Source(small), paths, entries, 2, decode=False)):
+        if started and number == num_batches:
+            os.kill(started[0], signal.SIGKILL)
+        found += batch
+    assert started
+    assert [p._replace(reject=None) for p in found] == [p._replace(reject=None) for p in expected]
+    assert [str(p.reject) for p in found] == [str(p.reject) for p in expected]
+
+
+def test_a_file_that_vanished_is_named(small: Path, started: list[int]) -> None:
+    paths = sorted(Source(small).scan().files)
+    for gone in (300, 340):  # whichever process comes to it
+        lost = small / paths[gone]
+        data = lost.read_bytes()
+        lost.unlink()
+        with pytest.raises(SourceError, match=f"vanished.*{gone:04d}|{gone:04d}.*vanished"):
+            list(prepare_all(Source(small), paths, range(len(paths)), 2, decode=False))
+        lost.write_bytes(data)
+    assert len(started) == 2
+    assert not any(map(is_running, started))
+
+
+def test_larger_files_go_to_threads(small: Path, started: list[int]) -> None:
+    large = jpeg(photo(3, 700, 500), quality=95)
+    assert len(large) > prepare._SMALL_BYTES
+    for i in range(300, 400):
+        (small / "a" / f"{i:04d}.jpg").write_bytes(large)
+    paths = sorted(Source(small).scan().files)
+    found = [
+        prepared
+        for batch in prepare_all(Source(small), paths, range(len(paths)), 2, decode=False)
+        for prepared in batch
+    ]
+    assert [prepared.entry for prepared in found] == list(range(700))
+    assert len(started) == 1
+    assert not is_running(started[0])
+
+
+def test_it_ends_when_its_parent_is_killed_and_leaves_no_lock(small: Path, tmp_path: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from packer import prepare
+from packer.convert import convert
+from packer.options import Options
+prepare._HELPED_FILES_MIN, prepare._HELPED_BATCH_FILES, prepare._BUSY_SHARE = 100, 4, 0.0
+real = prepare.Helper
+class Told(real):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        print(self._process, flush=True)
+    def result(self, batch):
+        if batch.start > 300:
+            os.kill(os.getpid(), 9)
+        return super().result(batch)
+prepare.Helper = Told
+convert(Path({str(small)!r}), Path({str(tmp_path / "out")!r}),
+        Options(format="memmap", check="header", shard_bytes=100_000), threads=2)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == -signal.SIGKILL
+    helper = int(run.stdout)
+    deadline = time.monotonic() + 10
+    while is_running(helper) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(helper)
+    options = Options(format="memmap", check="header", shard_bytes=100_000)
+    summary = convert(small, tmp_path / "out", options, threads=2)
+    assert summary.num_samples == 689
