@@ -29,7 +29,8 @@ from .plan import labels, layout
 from .plan.names import name_warnings
 from .plan.part import take_number, take_splits_and_classes
 from .plan.split import split
-from .prepare import prepare_all, settle
+from .prepare import settle
+from .prepare_all import prepare_all
 from .publish import RejectedFile, changes, finish, keys_of
 from .shards import FIELD, ShardSequence
 from .sources import FieldSource, Listing, Scanning, Source, open_source, unseen

@@ -14,7 +14,8 @@ from .convert import list_source
 from .destination import check_destination, existing_parent
 from .options import Options
 from .plan import layout
-from .prepare import Prepared, prepare_all, settle
+from .prepare import Prepared, settle
+from .prepare_all import prepare_all
 from .sources import Scanning, unseen
 
 _SAMPLE_FILES = 200  # a second or two on a slow mount; enough for a rate

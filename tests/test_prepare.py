@@ -10,10 +10,10 @@ import pytest
 from images import jpeg, photo
 from one_file import OneFile
 
-from packer import prepare
+from packer import prepare_all as preparing
 from packer.convert import convert
 from packer.options import Options
-from packer.prepare import prepare_all
+from packer.prepare_all import prepare_all
 from packer.sources import File
 from readers.pack import Pack
 
@@ -51,7 +51,7 @@ def most_at_once(num_files: int, seconds: float, **options: int) -> int:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_BATCH_FILES_START", "_BATCH_FILES_MAX"):
-        monkeypatch.setattr(prepare, name, 2)
+        monkeypatch.setattr(preparing, name, 2)
 
 
 def test_reads_that_take_long_get_more_threads() -> None:
@@ -68,7 +68,7 @@ def test_a_number_that_was_asked_for_is_kept(number: int) -> None:
 
 
 def test_more_may_be_asked_for_than_are_ever_found() -> None:
-    assert prepare._READERS_MAX < most_at_once(400, 0.1, io_threads=100) <= 100
+    assert preparing._READERS_MAX < most_at_once(400, 0.1, io_threads=100) <= 100
 
 
 def test_a_pack_is_the_same_with_any_number(source: Path, tmp_path: Path) -> None:

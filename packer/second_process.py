@@ -18,7 +18,7 @@ T = TypeVar("T")
 _PIPE_BYTES = 1 << 20  # a few results ahead; the most that a user may ask for
 
 
-class Helper(Generic[T]):
+class SecondProcess(Generic[T]):
     """A fork of this process that does `work(batch)` for all `batches` and sends the results back.
 
     Nothing depends on it: what it fails to do, for whatever reason, is left to the caller, who then

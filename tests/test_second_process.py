@@ -15,14 +15,16 @@ import pytest
 from images import jpeg, photo, png
 
 import readers
-from packer import prepare
+from packer import prepare_all as preparing
 from packer.convert import convert
-from packer.helper import Helper
 from packer.options import Options
-from packer.prepare import Prepared, prepare_all
+from packer.prepare import Prepared
+from packer.prepare_all import prepare_all
+from packer.second_process import SecondProcess
 from packer.sources.folder import Source
 from readers.errors import SourceError
 
+Start = Callable[[Callable[[range], list[int]]], SecondProcess[list[int]]]
 BATCHES = [range(0, 3), range(6, 9), range(9, 10)]
 
 
@@ -31,63 +33,65 @@ def doubled(batch: range) -> list[int]:
 
 
 @pytest.fixture
-def helper_of() -> Iterator[Callable[..., Helper[list[int]]]]:
-    helpers = []
+def start() -> Iterator[Start]:
+    processes = []
 
-    def make(work: Callable[[range], list[int]]) -> Helper[list[int]]:
-        helpers.append(Helper(work, BATCHES))
-        return helpers[-1]
+    def make(work: Callable[[range], list[int]]) -> SecondProcess[list[int]]:
+        processes.append(SecondProcess(work, BATCHES))
+        return processes[-1]
 
     yield make
-    for helper in helpers:
-        helper.close()
+    for process in processes:
+        process.close()
 
 
-def test_it_does_its_batches_and_no_others(helper_of: Callable[..., Helper[list[int]]]) -> None:
-    helper = helper_of(doubled)
-    assert helper.result(range(3, 6)) is None
-    assert helper.result(range(0, 3)) == [0, 2, 4]
-    assert helper.result(range(0, 3)) is None
-    assert helper.result(range(6, 9)) == [12, 14, 16]
-    assert helper.result(range(9, 10)) == [18]
-    assert helper.result(range(10, 12)) is None
-
-
-def test_what_fails_is_left_to_the_caller(
-    helper_of: Callable[..., Helper[list[int]]], capfd: pytest.CaptureFixture[str]
+def test_it_does_its_batches_and_no_others(
+    start: Start,
 ) -> None:
+    second = start(doubled)
+    assert second.result(range(3, 6)) is None
+    assert second.result(range(0, 3)) == [0, 2, 4]
+    assert second.result(range(0, 3)) is None
+    assert second.result(range(6, 9)) == [12, 14, 16]
+    assert second.result(range(9, 10)) == [18]
+    assert second.result(range(10, 12)) is None
+
+
+def test_what_fails_is_left_to_the_caller(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     def work(batch: range) -> list[int]:
         if batch.start == 6:
             raise ValueError("of the second batch")
         return doubled(batch)
 
-    helper = helper_of(work)
-    assert helper.result(range(0, 3)) == [0, 2, 4]
-    assert helper.result(range(6, 9)) is None
-    assert helper.result(range(9, 10)) is None
+    second = start(work)
+    assert second.result(range(0, 3)) == [0, 2, 4]
+    assert second.result(range(6, 9)) is None
+    assert second.result(range(9, 10)) is None
     assert capfd.readouterr() == ("", "")
 
 
-def test_half_a_result_is_none(helper_of: Callable[..., Helper[list[int]]]) -> None:
+def test_half_a_result_is_none(start: Start) -> None:
     def work(batch: range) -> list[int]:
         if batch.start == 6:
             os.write(max(map(int, os.listdir("/proc/self/fd")[:-1])), b"\x80\x05]")
             os._exit(1)
         return doubled(batch)
 
-    helper = helper_of(work)
-    assert helper.result(range(0, 3)) == [0, 2, 4]
-    assert helper.result(range(6, 9)) is None
+    second = start(work)
+    assert second.result(range(0, 3)) == [0, 2, 4]
+    assert second.result(range(6, 9)) is None
 
 
-def test_it_holds_no_file_of_this_process(helper_of: Callable[..., Helper[list[int]]]) -> None:
+def test_it_holds_no_file_of_this_process(
+    start: Start,
+) -> None:
     def work(batch: range) -> list[int]:
         return [os.path.exists(f"/proc/self/fd/{held.fileno()}") for held in files]
 
-    with open(__file__, "rb") as first, open(os.devnull, "rb") as second:
-        files = [first, second]
+    with open(__file__, "rb") as first, open(os.devnull, "rb") as other:
+        files = [first, other]
         # Its pipe may have got the number of one that it closed, but of one at most.
-        assert sum(helper_of(work).result(range(0, 3)) or [True, True]) <= 1
+        assert sum(start(work).result(range(0, 3)) or [True, True]) <= 1
 
 
 def test_closing_does_not_wait_for_it() -> None:
@@ -95,9 +99,9 @@ def test_closing_does_not_wait_for_it() -> None:
         time.sleep(60)
         return []
 
-    helper = Helper(work, BATCHES)
+    second = SecondProcess(work, BATCHES)
     started = time.monotonic()
-    helper.close()
+    second.close()
     assert time.monotonic() - started < 10
 
 
@@ -121,9 +125,9 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "_HELPED_FILES_MIN", 100)
-    monkeypatch.setattr(prepare, "_HELPED_BATCH_FILES", 32)
-    monkeypatch.setattr(prepare, "_BUSY_SHARE", 0.0)  # whatever else this machine does
+    monkeypatch.setattr(preparing, "_SHARED_FILES_MIN", 100)
+    monkeypatch.setattr(preparing, "_SHARED_BATCH_FILES", 32)
+    monkeypatch.setattr(preparing, "_BUSY_SHARE", 0.0)  # whatever else this machine does
 
 
 @pytest.fixture
@@ -131,12 +135,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The processes that were started."""
     processes: list[int] = []
 
-    class Watched(Helper[list[Prepared]]):
+    class Watched(SecondProcess[list[Prepared]]):
         def __init__(self, *arguments: object) -> None:
             super().__init__(*arguments)  # type: ignore[arg-type]
             processes.append(self._process)
 
-    monkeypatch.setattr(prepare, "Helper", Watched)
+    monkeypatch.setattr(preparing, "SecondProcess", Watched)
     return processes
 
 
@@ -152,16 +156,16 @@ def test_a_pack_is_the_same_with_it(small: Path, tmp_path: Path, started: list[i
     options = Options(format="memmap", check="header")
     alone = convert(small, tmp_path / "alone", options, threads=1)
     assert not started
-    helped = convert(small, tmp_path / "helped", options, threads=2)
+    shared = convert(small, tmp_path / "shared", options, threads=2)
     assert len(started) == 1
     assert not is_running(started[0])
-    assert helped.content_digest == alone.content_digest
-    assert helped.rejected == alone.rejected == {"image data missing": 11}
-    assert helped.changed == alone.changed == {"PNG RGBA to RGB PNG": 11}
-    assert helped.warnings == alone.warnings
-    manifests = [readers.open(tmp_path / name).manifest for name in ("alone", "helped")]
+    assert shared.content_digest == alone.content_digest
+    assert shared.rejected == alone.rejected == {"image data missing": 11}
+    assert shared.changed == alone.changed == {"PNG RGBA to RGB PNG": 11}
+    assert shared.warnings == alone.warnings
+    manifests = [readers.open(tmp_path / name).manifest for name in ("alone", "shared")]
     assert manifests[0].fields == manifests[1].fields
-    lists = [(tmp_path / name / "rejected.jsonl").read_bytes() for name in ("alone", "helped")]
+    lists = [(tmp_path / name / "rejected.jsonl").read_bytes() for name in ("alone", "shared")]
     assert lists[0] == lists[1]
 
 
@@ -196,7 +200,7 @@ def test_a_file_that_vanished_is_named(small: Path, started: list[int]) -> None:
 
 def test_larger_files_go_to_threads(small: Path, started: list[int]) -> None:
     large = jpeg(photo(3, 700, 500), quality=95)
-    assert len(large) > prepare._SMALL_BYTES
+    assert len(large) > preparing._SMALL_BYTES
     for i in range(300, 400):
         (small / "a" / f"{i:04d}.jpg").write_bytes(large)
     paths = sorted(Source(small).scan().files)
@@ -214,11 +218,11 @@ def test_it_ends_when_its_parent_is_killed_and_leaves_no_lock(small: Path, tmp_p
     code = f"""
 import os
 from pathlib import Path
-from packer import prepare
+from packer import prepare_all as preparing
 from packer.convert import convert
 from packer.options import Options
-prepare._HELPED_FILES_MIN, prepare._HELPED_BATCH_FILES, prepare._BUSY_SHARE = 100, 4, 0.0
-real = prepare.Helper
+preparing._SHARED_FILES_MIN, preparing._SHARED_BATCH_FILES, preparing._BUSY_SHARE = 100, 4, 0.0
+real = preparing.SecondProcess
 class Told(real):
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -227,17 +231,17 @@ class Told(real):
         if batch.start > 300:
             os.kill(os.getpid(), 9)
         return super().result(batch)
-prepare.Helper = Told
+preparing.SecondProcess = Told
 convert(Path({str(small)!r}), Path({str(tmp_path / "out")!r}),
         Options(format="memmap", check="header", shard_bytes=100_000), threads=2)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == -signal.SIGKILL
-    helper = int(run.stdout)
+    second = int(run.stdout)
     deadline = time.monotonic() + 10
-    while is_running(helper) and time.monotonic() < deadline:
+    while is_running(second) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not is_running(helper)
+    assert not is_running(second)
     options = Options(format="memmap", check="header", shard_bytes=100_000)
     summary = convert(small, tmp_path / "out", options, threads=2)
     assert summary.num_samples == 689
