@@ -282,15 +282,22 @@ def table(report: Report) -> list[str]:
     return lines
 
 
-def plot(report: Report, out: Path) -> None:
-    """Bars of the speeds. Raises MissingDependency without matplotlib."""
+def require_matplotlib() -> None:
+    """Raise MissingDependency unless plot() can draw."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise MissingDependency(
             f"--plot draws with matplotlib, which cannot be imported ({error})",
             advice="pip install matplotlib",
         ) from error
+
+
+def plot(report: Report, out: Path) -> None:
+    """Bars of the speeds. Raises MissingDependency without matplotlib."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     names = [name for name in report.warm if name != "read"]  # its bar would dwarf the others
     figure = Figure(figsize=(8, 0.6 * len(names) + 1.2), layout="constrained")
     axes = figure.subplots()

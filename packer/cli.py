@@ -571,8 +571,10 @@ def bench(
     """
     from .bench import bench as run
     from .bench import plot as draw
-    from .bench import table
+    from .bench import require_matplotlib, table
 
+    if plot is not None:
+        require_matplotlib()  # before it takes its time
     report = run(
         pack,
         against,

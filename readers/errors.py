@@ -50,7 +50,7 @@ class DspackError(Exception):
 
 
 def _rebuild(cls: type[DspackError], reason: str, fields: dict[str, object]) -> DspackError:
-    error = cls(reason)
+    error = cls.__new__(cls, reason)
     error.__dict__.update(fields)
     return error
 
@@ -103,6 +103,10 @@ class NoPermission(DspackError):
     """A file of the pack belongs to another user, who does not let this one read it."""
 
     exit_code = 7
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        advice = "ask its owner, or `chmod a+r` it"
+        super().__init__("may not be read by this user", path=path, advice=advice)
 
 
 class MissingDependency(DspackError, ImportError):

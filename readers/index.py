@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .checksum import CHECKSUM_BYTES
-from .errors import DamagedPack
+from .errors import DamagedPack, NoPermission
 from .mapped import map_npy
 
 Column = npt.NDArray[Any]
@@ -95,7 +95,7 @@ def map_columns(
 ) -> dict[str, Column]:
     """Map every column read-only, and the optional ones that are among a pack's `files`.
 
-    Raises DamagedPack where one is missing or misshapen.
+    Raises DamagedPack where one is missing or misshapen, NoPermission.
     """
     optional = [f"{field}.{part}" for field in fields for part in OPTIONAL_COLUMNS]
     names = column_names(fields) + [name for name in optional if file_name(name) in files]
@@ -118,12 +118,15 @@ def map_columns(
 
 
 def map_column(pack: Path, name: str) -> Column:
-    """Map one column read-only; raises DamagedPack when it is missing or not the right dtype."""
+    """Map one column read-only; raises DamagedPack when it is missing or not the right
+    dtype, NoPermission."""
     path = column_path(pack, name)
     try:
         column = map_npy(path)
     except FileNotFoundError:
         raise DamagedPack("the column is missing", path=path) from None
+    except PermissionError:
+        raise NoPermission(path) from None
     except OSError as error:
         raise DamagedPack(f"the column cannot be read: {error.strerror}", path=path) from None
     if column.dtype != column_dtype(name):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .checksum import canonical_json, checksum
-from .errors import DamagedPack, NotAPack
+from .errors import DamagedPack, NoPermission, NotAPack
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -118,7 +118,8 @@ class Manifest:
 
     @classmethod
     def load(cls, pack: Path) -> Manifest:
-        """Read the manifest of the pack in folder `pack`; raises NotAPack or DamagedPack."""
+        """Read the manifest of the pack in folder `pack`; raises NotAPack, DamagedPack,
+        NoPermission."""
         path = pack / MANIFEST_NAME
         try:
             if path.stat().st_size > MANIFEST_BYTES_MAX:
@@ -128,6 +129,8 @@ class Manifest:
             raise NotAPack(*_not_a_pack(pack), path=pack, advice=_advice(pack)) from None
         except UnicodeDecodeError:
             raise DamagedPack("the manifest is not dspack's JSON", path=path) from None
+        except PermissionError:
+            raise NoPermission(path) from None
         except OSError as error:
             raise NotAPack(f"cannot be read: {error.strerror}", path=path) from None
         return cls.from_json(text, path)

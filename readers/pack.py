@@ -61,8 +61,8 @@ class Pack:
         """Open the pack in folder `path`, or its `split`.
 
         check=True compares every value read with its checksum: a hundredth of the time that
-        decoding takes. Raises NotAPack, DamagedPack, TooManyOpenFiles, or DspackError for an
-        unknown split.
+        decoding takes. Raises NotAPack, DamagedPack, NoPermission, TooManyOpenFiles, or DspackError
+        for an unknown split.
         """
         self.path = Path(path).absolute()
         self.split = split
@@ -375,6 +375,4 @@ def check_files(pack: Path, shard: Shard) -> None:
 def check_readable(path: Path) -> None:
     """Raise NoPermission unless this process may read a file."""
     if not os.access(path, os.R_OK):
-        raise NoPermission(
-            "may not be read by this user", path=path, advice="ask its owner, or `chmod a+r` it"
-        )
+        raise NoPermission(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pathlib
 import pickle
 import random
 import shutil
@@ -542,3 +543,22 @@ def test_a_shard_that_may_not_be_read_is_not_damage(source, tmp_path, make_pack,
         with pytest.raises(NoPermission, match="may not be read by this user") as error:
             read()
         assert error.value.exit_code == 7
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "index/label.npy"])
+def test_an_index_that_may_not_be_read_is_not_damage(
+    source, tmp_path, make_pack, monkeypatch, name
+):
+    path = make_pack(source, tmp_path / "pack", "memmap")
+    real = pathlib.Path.open
+
+    def refusing(self, *arguments, **options):
+        if self == path / name:
+            raise PermissionError(13, "Permission denied")
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(pathlib.Path, "open", refusing)  # the tests may run as root
+    with pytest.raises(NoPermission, match="may not be read by this user") as error:
+        readers.open(path)
+    again = pickle.loads(pickle.dumps(error.value))
+    assert (str(again), again.path) == (str(error.value), str(path / name))
