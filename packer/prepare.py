@@ -168,7 +168,7 @@ def _prepare_copy(source: Source, path: str, entry: int, decode: bool) -> Prepar
 
 
 def _taken_as_srgb(image: Image) -> str:
-    return f"colour profile {image.profile}, taken as sRGB"
+    return f"colour profile {image.profile}, taken as sRGB; --icc srgb converts"
 
 
 def _prepared(

@@ -339,7 +339,7 @@ def test_a_foreign_profile_is_counted_and_followed_on_demand(kind: str) -> None:
     options = {"quality": 100, "lossless": True} if kind == "WEBP" else {}
     data = saved(PHOTO, kind, icc_profile=P3, **options)
     assert inspect(data).profile == "Display P3"
-    assert warnings_of(data) == ("colour profile Display P3, taken as sRGB",)
+    assert warnings_of(data) == ("colour profile Display P3, taken as sRGB; --icc srgb converts",)
     before = pixels_of(data)
     after = pixels_of(data, icc="srgb")
     assert np.abs(after - p3_to_srgb(before)).max() <= 2
