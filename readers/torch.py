@@ -113,7 +113,7 @@ class ImageDataset(Dataset[tuple[Any, ...]]):
 
 class Loader:
     """Batches of tensors from a pack: `(images, labels)`, or `(images, labels, batch)` with
-    `fields` or `with_batch`, where `batch` is a readers.loader.Batch.
+    `fields` or `with_batch`, where `batch` is a readers.loader.Batch with tensors in its `fields`.
 
     images: (n, 3, size, size) uint8, or uint16 from a pack that keeps more than 8 bits (torch can
     do little with those but `.float()`), channels-last in memory, without a copy; with
@@ -160,6 +160,8 @@ class Loader:
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         for batch in self.batches:
             images, labels = self._image_tensor(batch), torch.from_numpy(batch.labels)
+            if batch.fields:
+                batch.fields = _with_each_array(batch.fields, _field_tensor)
             yield (images, labels, batch) if self._with_batch else (images, labels)
             del batch, images, labels  # or their memory could not be used for the next batches
 
@@ -211,6 +213,32 @@ def _tensor_of(array: npt.NDArray[Any]) -> torch.Tensor:
     return array.base if isinstance(array.base, torch.Tensor) else torch.from_numpy(array)
 
 
+def _field_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    if not hasattr(torch, array.dtype.name):
+        array = array.astype(np.int32)  # PyTorch before 2.3 has no uint16
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _with_each_array(values: Any, change: Callable[[Any], Any]) -> Any:
+    """`values` with what `change` makes of the arrays, or tensors, in its dicts and lists."""
+    if isinstance(values, dict):
+        return {name: _with_each_array(value, change) for name, value in values.items()}
+    if isinstance(values, list):
+        return [_with_each_array(value, change) for value in values]
+    return change(values) if isinstance(values, np.ndarray | torch.Tensor) else values
+
+
+def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what CUDAPrefetcher yields."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, Batch):
+        yield from _tensors_in(values.fields)
+    elif isinstance(values, dict | list | tuple):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _tensors_in(value)
+
+
 class CUDAPrefetcher:
     """Copies the next batch to the GPU, and normalises it there, while this one trains.
 
@@ -218,7 +246,8 @@ class CUDAPrefetcher:
 
     images: (n, 3, size, size) `dtype`, channels-last, (pixels - mean) / std where given, mean and
     std a channel, in the pixels' own units: 0..255, or 0..65535 where they are uint16. labels: (n,)
-    int64. On a CPU it does the same without streams.
+    int64. Where the loader gives a batch as well, so does this, its fields' tensors on the device,
+    as they are. On a CPU it does the same without streams.
     """
 
     def __init__(
@@ -256,10 +285,10 @@ class CUDAPrefetcher:
         self.loader.load_state_dict(state)
         self._state = None
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         if self.device.type != "cuda":
-            for images, labels, *_ in self.loader:
-                yield self._prepare(images, labels)
+            for batch in self.loader:
+                yield self._prepare(*batch)
             return
         stream: Any = torch.cuda.Stream  # torch leaves its constructor untyped
         side = stream(self.device)
@@ -270,32 +299,36 @@ class CUDAPrefetcher:
             # while that stream still works on it.
             current = torch.cuda.current_stream(self.device)
             current.wait_stream(side)
-            images, labels = ahead
-            images.record_stream(current)
-            labels.record_stream(current)
+            for tensor in _tensors_in(ahead):
+                tensor.record_stream(current)
+            now = ahead
             self._state = self.loader.state_dict()
             ahead = self._load(side, batches)
-            yield images, labels
+            yield now
         self._state = None
 
     def _load(
         self, side: torch.cuda.Stream, batches: Iterator[tuple[Any, ...]]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    ) -> tuple[Any, ...] | None:
         batch = next(batches, None)
         if batch is None:
             return None
         with torch.cuda.stream(side):
-            return self._prepare(batch[0], batch[1])
+            return self._prepare(*batch)
 
     def _prepare(
-        self, images: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, images: torch.Tensor, labels: torch.Tensor, *batch: Batch
+    ) -> tuple[Any, ...]:
         images = images.to(self.device, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
+        for whole in batch:
+            whole.fields = _with_each_array(
+                whole.fields, lambda tensor: tensor.to(self.device, non_blocking=True)
+            )
         if self._mean is not None or self._std is not None:
             images = images.to(torch.float32)
         if self._mean is not None:
             images = images - self._mean
         if self._std is not None:
             images = images / self._std
-        return images.to(self.dtype), labels
+        return images.to(self.dtype), labels, *batch

@@ -762,6 +762,25 @@ def test_masks_follow_their_images_through_the_loader(
             assert not (differ & flat)[:, 2:-2, 2:-2].any()
 
 
+def test_the_torch_loader_and_the_prefetcher_give_tensors(root: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from readers.loader import BatchLoader
+    from readers.torch import CUDAPrefetcher, Loader
+
+    write(root / "masks" / "00.png", png(numbers(dtype="uint16") * 250))
+    pack(root / "imgs", tmp_path / "pack", fields=FIELDS)
+    options: dict[str, Any] = {"size": 16, "threads": 1, "fields": ["mask", "caption"]}
+    (expected,) = BatchLoader(tmp_path / "pack", 5, train=False, **options)
+    loader = Loader(tmp_path / "pack", 5, train=False, **options)
+    for ((_, _, batch),) in (loader, CUDAPrefetcher(loader, "cpu")):
+        assert isinstance(batch.fields["mask"], torch.Tensor)
+        np.testing.assert_array_equal(batch.fields["mask"].numpy(), expected.fields["mask"])
+        assert batch.fields["caption"] == expected.fields["caption"]
+    ((images, labels, batch),) = CUDAPrefetcher(loader, "meta")
+    assert {t.device.type for t in (images, labels, batch.fields["mask"])} == {"meta"}
+    assert batch.fields["mask"].shape == (5, 16, 16)
+
+
 def test_masks_of_other_forms_in_the_loader(root: Path, tmp_path: Path) -> None:
     from readers.loader import BatchLoader
 
@@ -801,7 +820,7 @@ def test_a_sample_without_a_mask_is_named_by_the_loader(tmp_path: Path) -> None:
 
 
 def test_the_torch_dataset_has_fields(root: Path, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     from readers.torch import ImageDataset, Loader
 
     pack(root / "imgs", tmp_path / "pack", fields=FIELDS)
@@ -813,7 +832,7 @@ def test_the_torch_dataset_has_fields(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DspackError, match="no field 'masks'"):
         ImageDataset(tmp_path / "pack", fields=("masks",))
     for _, _, batch in Loader(tmp_path / "pack", 2, size=16, fields=["mask"], threads=1):
-        assert torch.from_numpy(batch.fields["mask"]).shape == (2, 16, 16)
+        assert batch.fields["mask"].shape == (2, 16, 16)
 
 
 def test_damage_to_a_value_is_found(root: Path, tmp_path: Path, format_name: str) -> None:

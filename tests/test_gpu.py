@@ -7,6 +7,11 @@ import itertools
 import numpy as np
 import pytest
 from handmade import array_pack
+from images import png, write
+
+from packer.convert import convert
+from packer.fields import Pattern
+from packer.options import Options
 
 torch = pytest.importorskip("torch")
 
@@ -61,7 +66,7 @@ def test_a_kept_batch_is_not_overwritten_while_copies_are_under_way(loader, pixe
 def test_the_prefetcher_normalises_on_the_gpu(loader, pixels, dtype):
     mean, std = [124.0, 116.0, 104.0], [58.0, 57.0, 56.0]
     seen = []
-    for images, labels in CUDAPrefetcher(loader, "cuda", mean=mean, std=std, dtype=dtype):
+    for images, labels, _ in CUDAPrefetcher(loader, "cuda", mean=mean, std=std, dtype=dtype):
         assert images.is_cuda and labels.is_cuda and images.dtype == dtype
         assert images.is_contiguous(memory_format=torch.channels_last)
         scale = torch.tensor(std).view(1, 3, 1, 1)
@@ -74,7 +79,7 @@ def test_the_prefetcher_normalises_on_the_gpu(loader, pixels, dtype):
 def test_prefetched_batches_are_right_while_the_training_stream_is_behind(loader, pixels):
     """The prefetcher's copies run ahead of a slow training stream, and must not hurt each other."""
     results = []
-    for images, labels in CUDAPrefetcher(loader, "cuda", dtype=torch.uint8):
+    for images, labels, _ in CUDAPrefetcher(loader, "cuda", dtype=torch.uint8):
         torch.cuda._sleep(20_000_000)
         results.append((images + 0, labels))
         del images
@@ -84,17 +89,29 @@ def test_prefetched_batches_are_right_while_the_training_stream_is_behind(loader
         assert torch.equal(images.cpu(), expected(pixels, labels))
 
 
+def test_the_prefetcher_brings_fields_along(tmp_path, pixels):
+    for i, image in enumerate(pixels):
+        write(tmp_path / "imgs" / f"{i:02d}.png", png(image))
+        write(tmp_path / "masks" / f"{i:02d}.png", png(image[..., 0]))
+    options = Options("memmap", fields=(Pattern("mask", "../masks/{stem}.png"),))
+    convert(tmp_path / "imgs", tmp_path / "pack", options, threads=2)
+    loader = Loader(tmp_path / "pack", 4, size=SIZE, scale=None, threads=2, fields=["mask"])
+    for images, _, batch in CUDAPrefetcher(loader, "cuda", dtype=torch.uint8):
+        assert batch.fields["mask"].is_cuda
+        assert torch.equal(batch.fields["mask"], images[:, 0])
+
+
 def test_the_prefetchers_state_leaves_out_the_batch_that_was_fetched_ahead(loader):
     prefetcher = CUDAPrefetcher(loader, "cuda")
     given = []
-    for _, labels in prefetcher:
+    for _, labels, _ in prefetcher:
         given.append(labels.tolist())
         if len(given) == 3:
             break
     state = prefetcher.state_dict()
     assert state["batches"] == 3
     prefetcher.load_state_dict(state)
-    rest = [labels.tolist() for _, labels in prefetcher]
+    rest = [labels.tolist() for _, labels, _ in prefetcher]
     assert len(rest) == NUM // 4 - 3
     assert sorted(itertools.chain(*given, *rest)) == list(range(NUM))
     assert prefetcher.state_dict()["epoch"] == 1

@@ -188,7 +188,7 @@ def test_the_prefetcher_passes_pixels_through_without_a_copy(photos):
     source.set_epoch(0)
     prefetcher = CUDAPrefetcher(source, "cpu", dtype=torch.uint8)
     assert len(prefetcher) == 5
-    for (images, labels), expected in zip(prefetcher, plain, strict=True):
+    for (images, labels, _), expected in zip(prefetcher, plain, strict=True):
         assert torch.equal(images, expected) and labels.shape == (4,)
     floats, _ = next(iter(CUDAPrefetcher(loader(photos), "cpu", dtype=torch.bfloat16)))
     assert floats.dtype == torch.bfloat16 and torch.equal(floats, plain[0].to(torch.bfloat16))
