@@ -60,6 +60,8 @@ class Epochs:
         """What decides which batches there are."""
         return {
             "content_digest": self.pack.content_digest,
+            "split": self.pack.split,
+            "selection": self.order.selection,
             "seed": self.order.seed,
             "num_samples": self.order.num_samples,
             "batch_size": self.order.batch_size,

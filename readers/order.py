@@ -7,12 +7,14 @@ is known without the ones before: that is all that resuming needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .augment import epoch_order, uniforms
+from .checksum import checksum
 
 Rows = npt.NDArray[np.int64]
 Shuffle = Literal[True, False, "blocks"]
@@ -71,6 +73,12 @@ class Order:
                 f"{self.num_samples} samples are no batch of {batch_size} on {world_size} rank(s)"
             )
             raise ValueError(f"{short}: use a smaller batch_size, or drop_last=False")
+
+    @cached_property
+    def selection(self) -> str | None:
+        """A checksum of the subset and the weights; None where there are neither."""
+        given = [array for array in (self._subset, self._cumulative) if array is not None]
+        return checksum(b"".join(array.tobytes() for array in given)).hex() if given else None
 
     def __len__(self) -> int:
         """Batches in an epoch: the same on every rank."""

@@ -108,7 +108,8 @@ class Pack:
             for name in self.manifest.fields
             if name != "image"
         }
-        return Sample(self._decode(row), int(self.index["label"][row]), self._key(row), fields)
+        image = self._decode(self._stored(row))
+        return Sample(image, int(self.index["label"][row]), self._key(row), fields)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[i] for i in range(len(self)))
@@ -119,7 +120,13 @@ class Pack:
 
     def image(self, i: SupportsIndex) -> Pixels:
         """The pixels of sample `i`: RGB (height, width, 3), upright, of `pixel_dtype`."""
-        return self._decode(self._row(i))
+        return self._decode(self._stored(self._row(i)))
+
+    def labelled(self, samples: Sequence[SupportsIndex]) -> Iterator[tuple[Pixels, int]]:
+        """(image, label) of several samples, one after another, with one look at the index."""
+        rows = np.array([self._row(i) for i in samples], np.int64)
+        labels = self.index["label"][rows].tolist()
+        return zip(map(self._decode, self.stored(rows)), labels, strict=True)
 
     def field(self, i: SupportsIndex, name: str) -> Any:
         """The decoded value of a further field of sample `i`.
@@ -189,6 +196,11 @@ class Pack:
         """The rows of the index that belong to samples, given by number."""
         rows = self.rows
         return samples + rows.start if isinstance(rows, range) else rows[samples]
+
+    def number_of(self, row: int) -> int:
+        """The number of the sample that has a row of the index: pack[number] is it."""
+        rows = self.rows
+        return row - rows.start if isinstance(rows, range) else int(np.searchsorted(rows, row))
 
     def stored(self, rows: npt.NDArray[np.int64], field: str = "image") -> list[Stored]:
         """Where the values of a field lie for some rows."""
@@ -274,9 +286,12 @@ class Pack:
         except ValueError as error:
             raise self.damaged(row, f"the {name} is not an array as stated: {error}") from None
 
-    def _view(self, row: int, field: str) -> memoryview:
+    def _stored(self, row: int, field: str = "image") -> Stored:
         self.require_field(field)
-        return self.value(self.stored(np.array([row]), field)[0], field)
+        return self.stored(np.array([row]), field)[0]
+
+    def _view(self, row: int, field: str) -> memoryview:
+        return self.value(self._stored(row, field), field)
 
     def require_field(self, name: str) -> None:
         """Raise DspackError unless the pack has a field of this name."""
@@ -284,17 +299,17 @@ class Pack:
             known = ", ".join(self.manifest.fields)
             raise DspackError(f"no field {name!r}; it has {known}", path=self.path)
 
-    def _decode(self, row: int) -> Pixels:
-        stored = self.manifest.fields["image"]
-        if stored.kind == "array":
-            pixels: Pixels = self._array(self._view(row, "image"), row, "image").copy()
+    def _decode(self, stored: Stored) -> Pixels:
+        row, value = stored.row, self.value(stored)
+        if self.manifest.fields["image"].kind == "array":
+            pixels: Pixels = self._array(value, row, "image").copy()
             return pixels
         from .decode import UndecodableError, decode  # costs an import of cv2
 
         try:
             orientation = int(self.index["orientation"][row])
             rule = self.odd_rule(row)
-            return decode(self._view(row, "image"), orientation, rule, self.pixel_dtype)
+            return decode(value, orientation, rule, self.pixel_dtype)
         except UndecodableError as error:
             raise self.damaged(row, f"the image cannot be decoded: {error}") from None
 
@@ -308,7 +323,7 @@ class Pack:
         return DamagedSample(
             reason,
             path=self.path,
-            index=row,
+            index=self.number_of(row),
             key=self._key(row),
             advice="`dspack verify` lists all the damage of a pack",
         )

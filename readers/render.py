@@ -204,7 +204,7 @@ class Renderer:
             raise DspackError(
                 f"the sample has no {name}",
                 path=pack.path,
-                index=stored.row,
+                index=pack.number_of(stored.row),
                 advice="choose the samples that have one with `subset`",
             )
         if value.shape[1::-1] != task.image_size:

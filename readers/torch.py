@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .errors import DspackError, MissingDependency
 from .loader import Batch, BatchLoader
 from .pack import Pack
-from .ranks import rank_and_world_size, share_of_processors
+from .ranks import rank_and_world_size, threads_or_share
 from .render import known_fields
 
 try:
@@ -70,8 +70,9 @@ class ImageDataset(Dataset[tuple[Any, ...]]):
         return len(self.pack)
 
     def __getitem__(self, i: int) -> tuple[Any, ...]:
-        image: Any = self.pack.image(i)
-        label: Any = int(self.pack.labels[i])
+        return self.__getitems__([i])[0]
+
+    def _item(self, i: int, image: Any, label: Any) -> tuple[Any, ...]:
         if not self.arrays:
             from PIL import Image
 
@@ -83,8 +84,12 @@ class ImageDataset(Dataset[tuple[Any, ...]]):
         return (image, label, *(self.pack.field(i, name) for name in self.fields))
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
-        """What DataLoader's fetcher asks for: a whole batch at once."""
-        return [self[i] for i in indices]
+        """What DataLoader's fetcher asks for: a whole batch at once. The index is read once for
+        all, which is most of the time where a pack stores pixels."""
+        return [
+            self._item(i, image, label)
+            for i, (image, label) in zip(indices, self.pack.labelled(indices), strict=True)
+        ]
 
     # Lists cost memory in every worker, so they exist only for those who ask, and are not pickled.
 
@@ -137,15 +142,14 @@ class Loader:
         world_size come from torch.distributed when it is initialised. threads: default, this
         process's share of the processors, where torchrun started several on this machine.
         """
-        if rank is None or world_size is None:
-            rank, world_size = rank_and_world_size()
+        rank, world_size = rank_and_world_size(rank, world_size)
         if torch.cuda.is_available():
             options.setdefault("allocate", _pinned)
         self.batches = BatchLoader(
             path,
             batch_size,
             split,
-            threads=threads or share_of_processors(),
+            threads=threads_or_share(threads),
             rank=rank,
             world_size=world_size,
             **options,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -721,6 +722,44 @@ def test_a_state_of_a_loader_that_gives_other_batches_is_refused(photos, options
     state = loader(photos, 4).state_dict()
     with pytest.raises(DspackError, match="the saved state has"):
         loader(photos, **{"batch_size": 4, **options}).load_state_dict(state)
+
+
+def test_a_state_of_other_samples_is_refused(tmp_path):
+    images, sizes = [jpeg(photo(i, 20, 16)) for i in range(24)], [(20, 16)] * 24
+    path = handmade_pack(
+        tmp_path / "pack", "memmap", images, sizes, splits=[("train", 12), ("val", 12)]
+    )
+    ways = [
+        {"split": "train"},
+        {"split": "val"},
+        {"subset": range(12)},
+        {"subset": range(1, 13)},
+        {"subset": range(12), "weights": [1.0] * 12},
+        {"subset": range(12), "weights": [1.0] * 11 + [2.0]},
+    ]
+    for mine, theirs in itertools.product(ways, ways):
+        state = loader(path, 4, **mine).state_dict()
+        if mine is theirs:
+            loader(path, 4, **theirs).load_state_dict(state)
+        else:
+            with pytest.raises(DspackError, match=r"has split|has selection"):
+                loader(path, 4, **theirs).load_state_dict(state)
+
+
+def test_a_damaged_sample_of_a_split_is_named_by_its_number_there(tmp_path):
+    images = [jpeg(photo(i, 20, 16)) for i in range(6)]
+    images[4] = b"no image"
+    splits = [("train", 3), ("val", 3)]
+    path = handmade_pack(tmp_path / "pack", "memmap", images, [(20, 16)] * 6, splits=splits)
+    for read in (
+        lambda: readers.open(path, "val")[1],
+        lambda: list(loader(path, 1, split="val", train=False)),
+    ):
+        with pytest.raises(DamagedSample, match="sample 1, key '004'") as error:
+            read()
+        assert error.value.index == 1
+    with pytest.raises(DamagedSample, match="sample 4, key '004'"):
+        readers.open(path)[4]
 
 
 def test_a_state_of_another_pack_is_refused(photos, source, tmp_path, make_pack):

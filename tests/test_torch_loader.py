@@ -167,6 +167,14 @@ def test_given_ranks_win(photos):
     assert sorted(itertools.chain(*halves[0], *halves[1])) == list(range(20))
 
 
+def test_half_a_place_and_no_threads_are_refused(photos):
+    for options in ({"rank": 1}, {"world_size": 2}):
+        with pytest.raises(ValueError, match="give both or neither"):
+            loader(photos, **options)
+    with pytest.raises(ValueError, match="threads=0"):
+        loader(photos, threads=0)
+
+
 # The prefetcher, on a CPU; tests/test_gpu.py has the rest
 
 

@@ -18,7 +18,7 @@ from nvidia.dali.types import DALIDataType, DALIImageType, DALIInterpType
 
 from ..errors import DspackError
 from ..pack import Pack
-from ..ranks import share_of_processors
+from ..ranks import threads_or_share
 from .source import Source, external_source
 
 _DTYPES = {
@@ -63,7 +63,7 @@ class Recipe:
             _require_gpu()
         self.size, self.device, self.antialias = size, device, antialias
         self.layout, self.dtype, self.normalize = layout, np.dtype(dtype).name, normalize
-        self.threads = threads or share_of_processors()
+        self.threads = threads_or_share(threads)
         self.device_id = device_id
         self.hw_decoder_load = hw_decoder_load
         self.prefetch_batches = prefetch_batches

@@ -43,8 +43,7 @@ class DALILoader(Epochs):
         when it is initialised, the GPU is torch's current one. Raises what `pipeline` raises, and
         MissingDependency without torch; while iterating, DamagedSample."""
         self._torch = torch = _import_torch()
-        if rank is None or world_size is None:
-            rank, world_size = rank_and_world_size()
+        rank, world_size = rank_and_world_size(rank, world_size)
         if device == "mixed" and device_id is None and torch.cuda.is_available():
             device_id = torch.cuda.current_device()
         self._recipe = Recipe(
@@ -109,7 +108,7 @@ class DALILoader(Epochs):
             raise DspackError(
                 "DALI's decoder refuses the image, which others decode",
                 path=self.pack.path,
-                index=int(rows[refused]),
+                index=int(samples[refused]),
                 key=self.pack.keys[int(samples[refused])],
                 advice="readers.torch.Loader reads it; `subset` leaves it out",
             )
