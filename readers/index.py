@@ -20,29 +20,29 @@ from .mapped import map_npy
 
 Column = npt.NDArray[Any]
 
-# name -> (dtype, what it holds). n rows unless said otherwise.
+# name -> dtype; n rows unless said otherwise
 SAMPLE_COLUMNS = {
-    "label": ("<i8", "index into the manifest's classes, -1 = unlabelled"),
-    "split": ("<i2", "index into the manifest's splits, -1 = the pack has no splits"),
-    "shard": ("<i4", "index into the manifest's shards"),
-    "position": ("<i8", "place of the sample in its shard, counted from 0"),
-    "key_offset": ("<i8", "n+1 rows: key i is keys[key_offset[i]:key_offset[i+1]]"),
-    "keys": ("|u1", "all keys one after another, UTF-8, undecodable bytes as they were"),
-    "width": ("<i4", "pixels, upright"),
-    "height": ("<i4", "pixels, upright"),
-    "orientation": ("|u1", "EXIF orientation 1..8 that a decoder must apply to be upright"),
+    "label": "<i8",  # index into the manifest's classes, -1 = unlabelled
+    "split": "<i2",  # index into the manifest's splits, -1 = the pack has no splits
+    "shard": "<i4",  # index into the manifest's shards
+    "position": "<i8",  # place of the sample in its shard, counted from 0
+    "key_offset": "<i8",  # n+1 rows: key i is keys[key_offset[i]:key_offset[i+1]]
+    "keys": "|u1",  # all keys one after another, UTF-8, undecodable bytes as they were
+    "width": "<i4",  # pixels, upright
+    "height": "<i4",  # pixels, upright
+    "orientation": "|u1",  # EXIF orientation 1..8 that a decoder must apply to be upright
 }
 FIELD_COLUMNS = {
-    "length": ("<i8", "bytes of the stored value"),
-    "offset": ("<i8", "bytes of this field in the shard before this sample's"),
-    "checksum": ("|u1", "n x 16 rows: xxh3-128 of the stored value, big-endian"),
+    "length": "<i8",  # bytes of the stored value
+    "offset": "<i8",  # bytes of this field in the shard before this sample's
+    "checksum": "|u1",  # n x 16 rows: xxh3-128 of the stored value, big-endian
 }
 
 # Of a field, too, but a pack has them only where they are needed; its manifest lists the files.
 OPTIONAL_COLUMNS = {
-    "odd": ("|u1", "1 where the value is to be decoded by the field's rule for odd images"),
-    "segment_offset": ("<i8", "n+1 rows: value i has segments[segment_offset[i]:…[i+1]]"),
-    "segments": ("<u4", "the offsets of seekable JPEGs, see readers.seekable; other values: none"),
+    "odd": "|u1",  # 1 where the value is to be decoded by the field's rule for odd images
+    "segment_offset": "<i8",  # n+1 rows: value i has segments[segment_offset[i]:…[i+1]]
+    "segments": "<u4",  # the offsets of seekable JPEGs, see readers.seekable; other values: none
 }
 
 
@@ -54,9 +54,9 @@ def column_names(fields: Sequence[str]) -> list[str]:
 def column_dtype(name: str) -> np.dtype[Any]:
     """The dtype of the column `name`."""
     if name in SAMPLE_COLUMNS:
-        return np.dtype(SAMPLE_COLUMNS[name][0])
+        return np.dtype(SAMPLE_COLUMNS[name])
     part = name.rpartition(".")[2]
-    return np.dtype((FIELD_COLUMNS.get(part) or OPTIONAL_COLUMNS[part])[0])
+    return np.dtype(FIELD_COLUMNS.get(part) or OPTIONAL_COLUMNS[part])
 
 
 def column_path(pack: Path, name: str) -> Path:
