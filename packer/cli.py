@@ -142,6 +142,7 @@ class Group(click.Group):
     """Turns the product's errors into one sentence and an exit code, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):  # a terminal need not know every letter
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -156,6 +157,18 @@ class Group(click.Group):
         except BrokenPipeError:  # `dspack info PACK | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(1)
+
+
+def _open_closed_streams() -> None:
+    """Give back the standard streams that whoever started this closed (`2>&-`), to nowhere.
+
+    A file of the pack would take the place of one, and libraries write their warnings into it.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
 
 
 @click.group(

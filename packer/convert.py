@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ def _pack_rest(
     )
     try:
         entries, decode = range(start, len(plan)), options.check == "decode"
-        batches = prepare_all(
+        every = prepare_all(
             source,
             plan.keys,
             entries,
@@ -230,11 +231,11 @@ def _pack_rest(
             io_threads=io_threads,
             fields=fields,
         )
-        if options.drop_duplicates:
-            batches = duplicates.FirstOfEach(plan, done).of(batches)
-        for batch in batches:
-            writer.append(batch)
-            progress(batch[-1].entry + 1, sum([p.num_bytes for p in batch]), len(plan))
+        with closing(every):  # a traceback that somebody keeps would keep its second process
+            first = duplicates.FirstOfEach(plan, done) if options.drop_duplicates else None
+            for batch in first.of(every) if first else every:
+                writer.append(batch)
+                progress(batch[-1].entry + 1, sum([p.num_bytes for p in batch]), len(plan))
         return writer.finish()
     except BaseException:
         writer.abort()

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import cv2
@@ -38,7 +38,7 @@ def prepare_all(
     pixels: PixelOptions = AS_THEY_ARE,
     io_threads: int | None = None,
     fields: Sequence[FieldSource] = (),
-) -> Iterator[list[Prepared]]:
+) -> Generator[list[Prepared], None, None]:
     """Prepare `entries` of `paths`, batch by batch and in order, several batches at once.
 
     `io_threads` is how many threads read, and look at what they have read. By default it is found
@@ -117,7 +117,10 @@ def _prepare_small(
                 batch_files = _SHARED_BATCH_FILES
                 firsts = range(start + batch_files, entries.stop, 2 * batch_files)
                 theirs = [range(i, min(i + batch_files, entries.stop)) for i in firsts]
-                second = SecondProcess(work, theirs)
+                try:
+                    second = SecondProcess(work, theirs)
+                except OSError:  # this user may have no more processes, or this one no more files
+                    two = False
             elif second is None:
                 batch_files = _files_like(batch_done)
     finally:

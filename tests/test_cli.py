@@ -413,6 +413,13 @@ def test_output_to_a_closed_pipe_is_no_trouble(packed: Path) -> None:
     assert result.stderr == b""
 
 
+def test_closed_standard_streams_are_no_trouble(here: Path) -> None:
+    command = f"{sys.executable} -W error -m packer.cli convert imgs --to memmap -o pack"
+    result = subprocess.run(f"{command} <&- >&- 2>&-", shell=True, cwd=here, check=False)
+    assert result.returncode == 0
+    assert dspack("verify", here / "pack").exit_code == 0
+
+
 def test_a_run_that_goes_on_says_so(here: Path) -> None:
     class Stopped(BaseException):
         pass

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from images import jpeg, photo, png
 
 import readers
 from packer import prepare_all as preparing
+from packer import second_process
 from packer.convert import convert
 from packer.options import Options
 from packer.prepare import Prepared
@@ -73,7 +76,7 @@ def test_what_fails_is_left_to_the_caller(start: Start, capfd: pytest.CaptureFix
 def test_half_a_result_is_none(start: Start) -> None:
     def work(batch: range) -> list[int]:
         if batch.start == 6:
-            os.write(max(map(int, os.listdir("/proc/self/fd")[:-1])), b"\x80\x05]")
+            os.write(max(map(int, os.listdir("/proc/self/fd")[:-1])), b"\0\0\0\x09\x80\x05]")
             os._exit(1)
         return doubled(batch)
 
@@ -92,6 +95,83 @@ def test_it_holds_no_file_of_this_process(
         files = [first, other]
         # Its pipe may have got the number of one that it closed, but of one at most.
         assert sum(start(work).result(range(0, 3)) or [True, True]) <= 1
+
+
+def test_standard_streams_that_were_closed_are_files_like_others() -> None:
+    code = f"""
+import os, sys
+sys.path[:0] = {sys.path!r}
+from packer.second_process import SecondProcess
+with open({__file__!r}) as held:  # in the place of standard input
+    second = SecondProcess(lambda batch: os.path.exists("/proc/self/fd/0"), [range(1)])
+    assert held.fileno() == 0
+    assert second.result(range(1)) is False
+"""
+    run = subprocess.run([sys.executable, "-c", code], preexec_fn=lambda: os.close(0))
+    assert run.returncode == 0
+
+
+def test_a_lock_that_is_held_for_ever_is_not_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second_process, "_PATIENCE_SECONDS", 0.2)
+    lock = threading.Lock()
+
+    def work(batch: range) -> list[int]:
+        with lock:
+            return doubled(batch)
+
+    with lock:  # as another thread might, when the process is forked
+        second = start(work)
+    assert second.result(range(0, 3)) is None
+    assert second.result(range(6, 9)) is None
+
+
+def test_what_stops_it_before_its_work_does_not_bring_it_into_its_parents_code(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fork = os.fork
+
+    def interrupted() -> int:
+        if process := fork():
+            return process
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fork", interrupted)
+    test = os.getpid()
+    try:
+        second = start(doubled)
+    finally:
+        if os.getpid() != test:
+            (tmp_path / "here").touch()
+            os._exit(1)
+    assert second.result(range(0, 3)) is None
+    assert not (tmp_path / "here").exists()
+
+
+def test_no_further_process_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", no_further_process)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(BlockingIOError):
+        SecondProcess(doubled, BATCHES)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def no_further_process() -> int:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_somebody_else_may_wait_for_all_children(is_ended: bool) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel does
+    try:
+        second = SecondProcess(doubled, BATCHES if is_ended else [range(1)] * 10**6)
+        while is_ended and os.path.exists(f"/proc/{second._process}"):
+            time.sleep(0.01)
+        second.close()
+        assert not os.path.exists(f"/proc/{second._process}")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_closing_does_not_wait_for_it() -> None:
@@ -196,6 +276,30 @@ def test_a_file_that_vanished_is_named(small: Path, started: list[int]) -> None:
         lost.write_bytes(data)
     assert len(started) == 2
     assert not any(map(is_running, started))
+
+
+def test_it_is_not_needed(
+    small: Path, tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fork", no_further_process)
+    options = Options(format="memmap", check="header")
+    assert convert(small, tmp_path / "out", options, threads=2).num_samples == 689
+    assert not started
+
+
+@pytest.mark.parametrize("drop_duplicates", [False, True])
+def test_it_ends_with_a_run_that_fails(
+    small: Path, tmp_path: Path, started: list[int], drop_duplicates: bool
+) -> None:
+    def stop(num_done: int, num_bytes: int, num_total: int) -> None:
+        if started:
+            raise KeyboardInterrupt
+
+    options = Options(format="memmap", check="header", drop_duplicates=drop_duplicates)
+    with pytest.raises(KeyboardInterrupt) as kept:  # with all its frames, as a notebook does
+        convert(small, tmp_path / "out", options, threads=2, progress=stop)
+    assert not is_running(started[0])
+    del kept
 
 
 def test_larger_files_go_to_threads(small: Path, started: list[int]) -> None:

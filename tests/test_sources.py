@@ -323,6 +323,14 @@ def test_a_file_that_became_a_folder_is_an_error_that_names_it(one_file: Source)
     assert one_file.stamp("cat/1.jpg") == (-1, -1)
 
 
+def test_a_file_that_became_a_pipe_is_an_error_that_names_it(one_file: Source) -> None:
+    (one_file.root / "cat" / "1.jpg").unlink()
+    os.mkfifo(one_file.root / "cat" / "1.jpg")
+    with pytest.raises(SourceError, match=r"cat/1\.jpg: the file cannot be read: it became"):
+        one_file.read("cat/1.jpg")  # and nobody writes to it
+    assert one_file.stamp("cat/1.jpg") == (-1, -1)
+
+
 def test_a_read_that_comes_short_is_an_error_and_never_a_cut_sample(
     one_file: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:

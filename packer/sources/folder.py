@@ -147,14 +147,21 @@ class Source:
             raise Reject("no permission to read it") from None
 
     def _read_once(self, path: str, *, listed: bool = True) -> File:
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        if not listed:  # opening a pipe would wait for somebody to write to it
-            flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+        # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        if not listed:
+            flags |= os.O_NOFOLLOW
         descriptor = os.open(f"{self._real_root}/{path}", flags)
         try:
             status = os.fstat(descriptor)
-            if not listed and not stat.S_ISREG(status.st_mode):
-                raise Reject("not a regular file")
+            if not stat.S_ISREG(status.st_mode):
+                if not listed:
+                    raise Reject("not a regular file")
+                raise SourceError(
+                    "the file cannot be read: it became something else after the folder was listed",
+                    path=self.root / path,
+                    advice="run again, with --overwrite if that is meant",
+                )
             data = os.read(descriptor, status.st_size)
             while len(data) < status.st_size:  # Linux reads 2 GiB at most, and mounts may do less
                 more = os.read(descriptor, status.st_size - len(data))
