@@ -17,7 +17,9 @@ _BLURRED_MAX = 4  # of the new size: a kernel for more is long, and averages of 
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
     """Resize uint8 or uint16 (height, width, 3): shrink as Pillow and torchvision do with
-    antialiased bilinear (within a level or two), and then grow bicubically."""
+    antialiased bilinear, and then grow bicubically. In photographs most pixels are within a level
+    or two of theirs; the rest lie at the border, or where neighbours differ as in noise and the
+    scale is between 1.1 and 1.9."""
     least = min(width, pixels.shape[1]), min(height, pixels.shape[0])
     if least != pixels.shape[1::-1]:
         pixels = _shrink(pixels, *least)
