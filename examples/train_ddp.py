@@ -30,11 +30,10 @@ def accuracy(model: nn.Module, loader: Loader, num_samples: int, device: torch.d
     """
     model.eval()
     right = torch.zeros(num_samples, dtype=torch.uint8, device=device)
-    numbers = [torch.from_numpy(batch.samples) for _, _, batch in loader]
-    for (images, labels), samples in zip(prefetched(loader, device), numbers, strict=True):
+    for images, labels, batch in prefetched(loader, device):
         with autocast(device):
             guesses = model(images).argmax(1)
-        right[samples.to(device)] = (guesses == labels).to(torch.uint8)
+        right[torch.from_numpy(batch.samples).to(device)] = (guesses == labels).to(torch.uint8)
     dist.all_reduce(right, dist.ReduceOp.MAX)
     return right.float().mean().item()
 

@@ -25,6 +25,7 @@ _BUSY_SHARE = 0.5  # of the processors' time: below that, reading waits for the 
 _SMALL_BYTES = 16 << 10  # below that, reading a file is mostly Python
 _ELAPSED_SECONDS = 0.02  # before a judgement: in less, one other process on the machine decides it
 _SHARED_FILES_MIN = 2000  # to begin a second process takes as long as some hundreds
+_THEIRS_OF_5 = (1, 2, 4)  # batches; this process also writes
 _SHARED_BATCH_FILES = 128  # what both processes hold of them stays in their processors' caches
 
 
@@ -89,7 +90,7 @@ def _prepare_small(
     """Prepare entries as long as files are small and nothing is waited for.
 
     All is Python then, and threads that take turns are a quarter slower than one that does not
-    stop. With `two` processes, and many files, the second takes every other batch.
+    stop. With `two` processes, and many files, the second takes three batches of five.
     """
     start, batch_files = entries.start, _BATCH_FILES_START
     elapsed = busy = 0.0
@@ -115,10 +116,12 @@ def _prepare_small(
                 return None
             if second is None and two and entries.stop - start >= _SHARED_FILES_MIN:
                 batch_files = _SHARED_BATCH_FILES
-                firsts = range(start + batch_files, entries.stop, 2 * batch_files)
-                theirs = [range(i, min(i + batch_files, entries.stop)) for i in firsts]
+                firsts = list(range(start, entries.stop, batch_files))
+                theirs = [firsts[i] for i in range(len(firsts)) if i % 5 in _THEIRS_OF_5]
                 try:
-                    second = SecondProcess(work, theirs)
+                    second = SecondProcess(
+                        work, [range(i, min(i + batch_files, entries.stop)) for i in theirs]
+                    )
                 except OSError:  # this user may have no more processes, or this one no more files
                     two = False
             elif second is None:

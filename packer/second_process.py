@@ -1,4 +1,4 @@
-"""A second process that does every other piece of work, where the work is Python's alone."""
+"""A second process that does a share of the work, where the work is Python's alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 T = TypeVar("T")
 
@@ -29,6 +31,8 @@ class SecondProcess(Generic[T]):
     """
 
     def __init__(self, work: Callable[[range], T], batches: Iterable[range]) -> None:
+        from multiprocessing.connection import Pipe  # costs an import, and most runs do without
+
         self._batches = deque(batches)
         parent = os.getpid()
         self._results, results = Pipe(duplex=False)

@@ -1,4 +1,4 @@
-"""The second process that takes every other batch of small files."""
+"""The second process that takes a share of the small files."""
 
 from __future__ import annotations
 
