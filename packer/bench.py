@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from readers.errors import DspackError, MissingDependency
+from readers.errors import DamagedPack, DspackError, MissingDependency
 from readers.pack import Pack
 
 from .contenders import CONTENDERS, NEEDS, READY, Measured, Task
@@ -165,7 +165,9 @@ class Contender:
         self._process.wait()
         self._stderr.seek(0)
         words = (self._stderr.read().strip().splitlines() or ["it ended without a word"])[-1]
-        return DspackError(f"{TITLES[self._name]} failed: {words}", path=self._task.pack)
+        # Its last words are a traceback's, which begin with the error's class.
+        kind = DamagedPack if words.startswith("readers.errors.Damaged") else DspackError
+        return kind(f"{TITLES[self._name]} failed: {words}", path=self._task.pack)
 
     def __enter__(self) -> Contender:
         return self

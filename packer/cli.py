@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from .annotations import BoxesOption
     from .fields import Pattern
 
-EXIT_DAMAGE, EXIT_REJECTS, EXIT_INTERRUPTED = 1, 3, 130
+EXIT_DAMAGE, EXIT_REJECTS = 1, 3
+EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141  # 128 + SIGINT and SIGPIPE, as a shell has it
 _LISTED = 20  # lines of findings or rejects on a terminal; --json and rejected.jsonl have all
 
 
@@ -156,7 +157,7 @@ class Group(click.Group):
             ctx.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:  # `dspack info PACK | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(1)
+            ctx.exit(EXIT_BROKEN_PIPE)  # not 0: the exit code that was to come is lost
 
 
 def _open_closed_streams() -> None:

@@ -1,8 +1,9 @@
 """Every error dspack raises, and the exit code the command line gives for it.
 
-Exit codes: 0 fine · 1 damage found · 2 wrong use of the command line · 3 packed, but with
-rejects · 4 rejects, and nothing published · 5 the source cannot be packed · 6 the destination
-cannot be written · 7 not a pack that can be read here and by this version · 130 interrupted.
+Exit codes: 0 fine · 1 damage found · 2 wrong use · 3 packed, but with rejects · 4 rejects, and
+nothing published · 5 the source cannot be packed · 6 the destination cannot be written · 7 not a
+pack that can be read here and by this version · 130 interrupted · 141 whoever read the output left
+(130 and 141 are what a shell reports for SIGINT and SIGPIPE).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ class DspackError(Exception):
     """What went wrong, where, and what to do next, in one sentence.
 
     `path` is the file or folder concerned, `index` and `key` name the sample, `advice` is the
-    next step. All of them survive pickling; torch's DataLoader keeps only the sentence.
+    next step. All of them survive pickling; torch's DataLoader keeps only the sentence. The class
+    itself is wrong use: a split, a field or an option that this pack does not have.
     """
 
-    exit_code = 1
+    exit_code = 2
 
     def __init__(
         self,
@@ -63,6 +65,8 @@ def printable(name: str) -> str:
 
 class DamagedPack(DspackError):
     """A part of a pack is missing, cut, changed or contradicts another part."""
+
+    exit_code = 1
 
 
 class DamagedSample(DamagedPack):

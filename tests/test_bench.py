@@ -21,7 +21,7 @@ import readers
 from packer.bench import Contender, Report, advice, bench, evict, limit_of, table
 from packer.cli import main
 from packer.contenders import CONTENDERS, Measured, Task, measure, memory
-from readers.errors import DspackError
+from readers.errors import DamagedPack, DspackError
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 FAST = Measured(1000.0, 0.1, 2.0, 50_000_000, 100_000_000)
@@ -150,7 +150,7 @@ def test_a_contender_that_fails_later_is_an_error_with_its_last_words(task, tmp_
     with Contender("loader", replace(task, pack=str(path))) as contender:
         contender.wait()
         next(path.glob("shards/*.image.npy")).unlink()
-        with pytest.raises(DspackError, match=r"Loader failed: .*cannot be read"):
+        with pytest.raises(DamagedPack, match=r"Loader failed: .*cannot be read"):
             contender.measure()
 
 
