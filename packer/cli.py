@@ -152,8 +152,8 @@ class Group(click.Group):
         except DspackError as error:
             click.echo(f"dspack: {error}", err=True)
             ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("\ndspack: interrupted; the same command goes on from here", err=True)
+        except KeyboardInterrupt as error:
+            click.echo("; ".join(["\ndspack: interrupted", *map(str, error.args)]), err=True)
             ctx.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:  # `dspack info PACK | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -376,8 +376,9 @@ def convert(
     list (CSV, TSV or JSONL with columns path, label and split), or another pack, whose images are
     copied as they are stored unless options about pixels are given.
 
-    An interrupted run goes on where it was when the same command is typed again. Damaged files
-    are left out, listed in OUT/rejected.jsonl, and make the exit code 3.
+    An interrupted run goes on after its last finished shard (--shard-size) when the same command
+    is typed again. Damaged files are left out, listed in OUT/rejected.jsonl, and make the exit
+    code 3.
 
     \b
     Examples:

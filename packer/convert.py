@@ -87,7 +87,7 @@ def convert(
     A run that was interrupted goes on from its last finished shard when the same call is made
     again, and ends with the same content. `io_threads`: see prepare_all. `strict` publishes nothing
     if a file was rejected. `progress` and `scanning` are told how far it is.
-    Raises SourceError, DestinationError, RejectsError.
+    Raises SourceError, DestinationError, RejectsError; a KeyboardInterrupt says what is kept.
     """
     started = time.monotonic()
     keep_freed_memory()
@@ -117,6 +117,10 @@ def convert(
     except DestinationError as error:
         error.advice = error.advice or _GO_ON_ADVICE
         raise
+    except KeyboardInterrupt:
+        if not staging.pack.exists():  # it has its name already
+            raise
+        raise KeyboardInterrupt(_kept(staging.finished())) from None
     finally:
         staging.close()
     return _summary(out, manifest, index, listing, plan, done, rejected, num_resumed, started)
@@ -240,6 +244,14 @@ def _pack_rest(
     except BaseException:
         writer.abort()
         raise
+
+
+def _kept(done: Sequence[Done]) -> str:
+    """What an interrupted run leaves to the next one."""
+    if not done:
+        return "no shard was finished, so the same command starts anew"
+    num_samples = sum(len(shard.rows) for shard in done)
+    return f"finished shards: {len(done)}, samples: {num_samples}; the same command goes on there"
 
 
 def _rejected(listing: Listing, plan: layout.Plan, done: Sequence[Done]) -> list[RejectedFile]:

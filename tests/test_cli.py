@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 from images import class_folder, jpeg, photo, write
 
-from packer import __version__, convert, progress
+from packer import __version__, convert, estimate, progress, verify
 from packer.cli import ByteSize, main
 from packer.describe import Description
 from packer.estimate import Estimate
@@ -210,15 +210,29 @@ def test_exit_7_not_a_pack(command: str) -> None:
         assert re.match(rf"dspack: \S*{path}", result.stderr)
 
 
-@pytest.mark.usefixtures("here")
-def test_exit_130_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            ["convert", "imgs", "--to", "lmdb"],
+            "; no shard was finished, so the same",
+        ),
+        (["convert", "imgs", "--to", "lmdb", "--dry-run"], "\n"),
+        (["verify", "imgs.memmap"], "\n"),
+    ],
+)
+@pytest.mark.usefixtures("packed")
+def test_exit_130_interrupted(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], said: str
+) -> None:
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(convert, "convert", interrupt)
-    result = dspack("convert", "imgs", "--to", "memmap")
+    for module, name in ((convert, "prepare_all"), (estimate, "prepare_all"), (verify, "verify")):
+        monkeypatch.setattr(module, name, interrupt)
+    result = dspack(*command)
     assert result.exit_code == 130
-    assert "interrupted; the same command goes on from here" in result.stderr
+    assert result.stderr.startswith("\ndspack: interrupted" + said)
 
 
 # JSON

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from images import class_folder
 
@@ -169,7 +170,12 @@ def test_a_stopped_run_says_so_and_goes_on(
     )
     assert result.returncode == code
     assert result.stdout == ""
-    said = "\ndspack: interrupted; the same command goes on from here\n"
+    records = [np.load(path)["rows"] for path in (in_memory / "pack.partial" / "done").iterdir()]
+    said = (
+        f"\ndspack: interrupted; finished shards: {len(records)}, samples: "
+        f"{sum(map(len, records))}; the same command goes on there\n"
+    )
+    assert len(records) >= 4
     assert result.stderr == (said if number == signal.SIGINT else "")
     assert not out.exists()
     options = Options("memmap", shard_bytes=10_000)
