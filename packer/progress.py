@@ -47,19 +47,23 @@ class _Bar:
 
 
 class ProgressBar(_Bar):
-    """Counts samples and bytes; call it with how many are done, and the bytes since."""
+    """Counts samples and bytes; call it with how many are done, and the bytes since.
+
+    The first call begins the work, and so does one whose count is smaller than the one before.
+    """
 
     def __init__(self, what: str, *, quiet: bool = False) -> None:
         super().__init__(what, quiet)
-        self._num_bytes = 0
-        self._first = 0
+        self._num_done = sys.maxsize
 
     def __call__(self, num_done: int, num_bytes: int, num_total: int) -> None:
         if self._quiet:
             return
-        if not (self._num_bytes or num_bytes):  # the work begins: what was before does not count
-            self._first = num_done
+        if num_done < self._num_done:  # the work begins: what was before does not count
+            self.close()
+            self._first, self._num_bytes = num_done, 0
             self._start_clock()
+        self._num_done = num_done
         self._num_bytes += num_bytes
         elapsed = max(time.monotonic() - self._started, 1e-9)
         speed = f"{self._num_bytes / 1e6 / elapsed:.0f} MB/s"

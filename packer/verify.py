@@ -290,10 +290,12 @@ class _Check:
             for start in range(first, first + shard.num_samples, _DECODE_ROWS)
         ]
         work = pool.map(lambda rows: [(row, decode_problem(pack, row)) for row in rows], batches)
-        num_done = 0
-        for problems in work:
+        num_done, num_total = 0, sum(map(len, batches))
+        self._progress(0, 0, num_total)
+        for rows, problems in zip(batches, work, strict=True):
             num_done += len(problems)
-            self._progress(num_done, 0, self._manifest.num_samples)
+            num_bytes = int(pack.index["image.length"][rows.start : rows.stop].sum())
+            self._progress(num_done, num_bytes, num_total)
             for row, problem in problems:
                 if problem is not None:
                     self._sample_found(row, problem)

@@ -134,6 +134,22 @@ cli.main(["convert", {str(path)!r}, "--to", "memmap"])
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_second_count_has_its_own_clock(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    bar = progress.ProgressBar("verify")
+    bar(0, 0, 100)
+    now = 50.0
+    bar(100, 60_000_000, 100)  # the checksums
+    capsys.readouterr()
+    bar(0, 0, 100)  # the images
+    now = 70.0
+    bar(40, 0, 100)
+    assert "40 of 100 samples, 2 samples/s, 0 MB/s, 30 s left" in capsys.readouterr().err
+
+
 def test_unpacking_before_does_not_count_as_packing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

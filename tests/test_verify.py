@@ -119,6 +119,11 @@ def test_progress_reaches_its_end(pack: Path) -> None:
     steps: list[tuple[int, int]] = []
     verify(pack, threads=2, progress=lambda done, num_bytes, total: steps.append((done, total)))
     assert steps == sorted(steps) and steps[0] == (0, 6) and steps[-1] == (6, 6)
+    stored = sum(map(len, map(readers.open(pack).read, range(6))))
+    seen: list[tuple[int, int]] = []
+    verify(pack, decode_images=True, threads=2, progress=lambda *step: seen.append(step[:2]))
+    images = seen[len(steps) :]  # they are counted anew
+    assert images[0] == (0, 0) and images[-1][0] == 6 and sum(n for _, n in images) == stored
 
 
 def test_what_is_no_pack(pack: Path, tmp_path: Path) -> None:
