@@ -21,7 +21,7 @@ try:
     from torch.utils.data import Dataset
 except ImportError as _error:
     raise MissingDependency(
-        f"readers.torch needs PyTorch ({_error})", advice="pip install 'dspack[torch]'"
+        f"readers.torch needs PyTorch ({_error})", advice="pip install torch"
     ) from _error
 
 

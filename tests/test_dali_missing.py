@@ -18,7 +18,7 @@ def forget_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_dali_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(readers.MissingDependency, match=r"pip install 'dspack\[dali\]'"):
+    with pytest.raises(readers.MissingDependency, match=r"pip install nvidia-dali-cuda120"):
         importlib.import_module("readers.dali")
 
 
@@ -28,5 +28,8 @@ def test_old_dali_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("dali", "dali.backend", "dali.pipeline", "dali.types"):
         monkeypatch.setitem(sys.modules, f"nvidia.{name}", nvidia.dali)
     monkeypatch.setitem(sys.modules, "nvidia", nvidia)
-    with pytest.raises(readers.MissingDependency, match=r"2\.3 or newer, this is 2\.2\.1; pip"):
+    with pytest.raises(
+        readers.MissingDependency,
+        match=r"2\.3 or newer, this is 2\.2\.1; pip install --upgrade nvidia-dali",
+    ):
         importlib.import_module("readers.dali")

@@ -80,7 +80,7 @@ def test_train_dali_without_dali_says_what_to_install(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "readers.dali", raising=False)
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(EXAMPLES / "train_dali.py"))
-    assert left.value.code == 7 and "pip install 'dspack[dali]'" in capsys.readouterr().err
+    assert left.value.code == 7 and "pip install nvidia-dali-cuda120" in capsys.readouterr().err
 
 
 def test_resnet_18_has_the_size_it_is_known_for():

@@ -135,7 +135,7 @@ def _zstd(file: IO[bytes]) -> IO[bytes]:
         import zstandard
     except ImportError as error:
         raise MissingDependency(
-            "a .zst archive needs the library zstandard", advice="pip install 'dspack[zstd]'"
+            "a .zst archive needs the library zstandard", advice="pip install zstandard"
         ) from error
     stream: IO[bytes] = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
     return stream

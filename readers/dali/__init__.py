@@ -16,14 +16,14 @@ try:
     import nvidia.dali
 except ImportError as _error:
     raise MissingDependency(
-        f"readers.dali needs NVIDIA DALI ({_error})", advice="pip install 'dspack[dali]'"
+        f"readers.dali needs NVIDIA DALI ({_error})", advice="pip install nvidia-dali-cuda120"
     ) from _error
 
 # Older ones gave the buffers of a parallel source to the next batch while they were still read.
 if tuple(int(part) for part in nvidia.dali.__version__.split(".")[:2]) < (2, 3):
     raise MissingDependency(
         f"readers.dali needs DALI 2.3 or newer, this is {nvidia.dali.__version__}",
-        advice="pip install --upgrade 'dspack[dali]'",
+        advice="pip install --upgrade nvidia-dali-cuda120",
     )
 
 from .graph import pipeline

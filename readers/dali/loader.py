@@ -154,6 +154,6 @@ def _import_torch() -> Any:
         import torch.distributed
     except ImportError as error:
         raise MissingDependency(
-            f"DALILoader needs PyTorch ({error})", advice="pip install 'dspack[torch]'"
+            f"DALILoader needs PyTorch ({error})", advice="pip install torch"
         ) from error
     return torch
