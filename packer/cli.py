@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,13 +192,17 @@ def _default_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-threads_option = click.option(
-    "--threads",
-    type=click.IntRange(1),
-    default=_default_threads,
-    show_default="the processors",
-    help="Threads that check images. Reading adds its own where a mount is slow.",
-)
+def threads_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--threads; `what` they do."""
+    return click.option(
+        "--threads",
+        type=click.IntRange(1),
+        default=_default_threads,
+        show_default="the processors",
+        help=what,
+    )
+
+
 io_threads_option = click.option(
     "--io-threads",
     metavar="N",
@@ -235,7 +239,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
     help="Bytes after which a new shard begins: less is repeated after an interruption, more "
     "means fewer files.",
 )
-@threads_option
+@threads_option("Threads that check images. Reading adds its own where a mount is slow.")
 @io_threads_option
 @click.option(
     "--check",
@@ -477,7 +481,7 @@ def convert(
 @click.argument("pack", metavar="PACK", type=click.Path(path_type=Path))
 @click.option("--quick", is_flag=True, help="Only files, sizes and the index; reads no sample.")
 @click.option("--decode", is_flag=True, help="Also decode every image.")
-@threads_option
+@threads_option("Threads that read and check shards; with --decode also images.")
 @json_option
 def verify(pack: Path, quick: bool, decode: bool, threads: int, as_json: bool) -> None:
     """Prove that PACK is whole: every byte of every file, every sample's checksum.
@@ -544,13 +548,7 @@ def info(pack: Path, as_json: bool) -> None:
     "--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples a batch."
 )
 @click.option("--size", type=click.IntRange(1), default=224, show_default=True, help="In pixels.")
-@click.option(
-    "--threads",
-    type=click.IntRange(1),
-    default=_default_threads,
-    show_default="the processors",
-    help="The Loader's threads, and the DataLoader's workers.",
-)
+@threads_option("The Loader's threads, and the DataLoader's workers.")
 @click.option(
     "--seconds",
     type=Seconds(0, 3600, min_open=True),

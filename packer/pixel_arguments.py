@@ -63,7 +63,8 @@ _OPTIONS = [
         "--seekable",
         is_flag=True,
         help="Add restart markers to JPEGs, which keeps their pixels to the bit and lets crops be "
-        "decoded without the rest. --encode jpeg and --resize always do.",
+        "decoded without the rest. --encode jpeg does so without it, and --resize for JPEGs that "
+        "it makes smaller; those that are small enough stay as they are.",
     ),
     click.option(
         "--background",
