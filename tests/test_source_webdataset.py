@@ -82,6 +82,10 @@ def test_compressed_shards(shards: Path, tmp_path: Path) -> None:
     for path in list(shards.iterdir()):
         path.with_suffix(".tar.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
+    with pytest.raises(SourceError, match=r"left out: .*shards, add --from webdataset$"):
+        packed(shards, tmp_path / "as_a_folder")
+    as_shards = packed(shards, tmp_path / "as_shards", source_kind="webdataset")
+    assert as_shards.content_digest == digest
     pattern = shards / "imgs-{000..001}.tar.gz"
     assert packed(pattern, tmp_path / "b.pack").content_digest == digest
 

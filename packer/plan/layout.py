@@ -16,7 +16,7 @@ import numpy.typing as npt
 from readers.errors import SourceError, printable
 from readers.manifest import Manifest
 
-from ..sources import Listing
+from ..sources import Listing, is_tar
 from . import class_names
 
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
@@ -50,7 +50,7 @@ def plan(
     fixed map lacks.
     """
     if not listing.files:
-        raise SourceError("no image found", path=root, advice=_left_out_advice(listing))
+        raise SourceError("no image found", path=root, advice=_left_out_advice(listing, root))
     names = _by_folder(listing.files)
     has_splits, kind_of = _read_layout(names, listing.folders, root, layout)
     places = sorted(_place(folder, has_splits, kind_of) for folder in names)
@@ -247,11 +247,14 @@ def class_warnings(totals: Mapping[tuple[str, str], int], classes: Sequence[str]
     return warnings
 
 
-def _left_out_advice(listing: Listing) -> str:
+def _left_out_advice(listing: Listing, root: Path) -> str:
     left_out = listing.left_out + Counter(reason for _, reason in listing.rejected)
     if not left_out:
         return "the folder is empty"
-    return "left out: " + ", ".join(f"{reason} ({n})" for reason, n in left_out.most_common(5))
+    advice = "left out: " + ", ".join(f"{reason} ({n})" for reason, n in left_out.most_common(5))
+    if root.is_dir() and any("/" not in path and is_tar(path) for path in listing.others):
+        advice += "; if the archives are WebDataset's shards, add --from webdataset"
+    return advice
 
 
 def count(reasons: Iterable[str]) -> dict[str, int]:

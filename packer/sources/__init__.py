@@ -23,6 +23,7 @@ and a source that has further fields lists a FieldSource for each.
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -140,6 +141,7 @@ class Column(NamedTuple):
 
 
 KINDS = ("folder", "tar", "zip", "webdataset", "list", "pack")
+_TAR_NAME = re.compile(r"\.(tar|tgz)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _ZIP_MAGIC = b"PK\3\4", b"PK\5\6"  # a member, or the directory of an empty archive
 
 
@@ -235,6 +237,11 @@ def junk_reason(name: str) -> str | None:
     if name.startswith("."):
         return "hidden"
     return _JUNK.get(name.lower())
+
+
+def is_tar(name: str) -> bool:
+    """Whether a file is a tar by its name, compressed or not."""
+    return _TAR_NAME.search(name) is not None
 
 
 def extension_reason(name: str) -> str | None:

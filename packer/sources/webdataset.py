@@ -30,6 +30,7 @@ from . import (
     Listing,
     Scanning,
     extension_reason,
+    is_tar,
     junk_reason,
     unseen,
 )
@@ -37,7 +38,6 @@ from .tar import REGULAR, Member, members, open_archive
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
-_SHARD = re.compile(r"\.(tar|tgz)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _JPEG = ("jpg", "jpeg")
 _LABEL_BYTES_MAX = 1024
 _SHARDS_MAX = 100_000  # of a pattern: a slip of the finger must not fill the memory
@@ -301,7 +301,7 @@ def _first_keys(shard: Path) -> list[tuple[str, str]]:
 def shard_paths(root: Path) -> list[Path]:
     """The shards that a pattern names, the one that a file is, or those of a folder, in order."""
     if os.path.isdir(root):
-        names = [n for n in os.listdir(root) if _SHARD.search(n) and junk_reason(n) is None]
+        names = [n for n in os.listdir(root) if is_tar(n) and junk_reason(n) is None]
         return [root / name for name in sorted(names)]
     if os.path.lexists(root):
         return [root]
