@@ -415,9 +415,11 @@ def convert(
     made = [shares for shares in splits if isinstance(shares, dict)]
     if len(taken) > 1 or len(made) > 1:
         raise click.UsageError("--split takes splits once, and makes splits once")
-    names = [pattern.name for pattern in fields] + ["boxes"] * bool(boxes)
+    names = [pattern.name for pattern in fields]
     if twice := [name for name in names if names.count(name) > 1]:
         raise click.UsageError(f"--field {twice[0]} is given twice")
+    if boxes and "boxes" in names:
+        raise click.UsageError("--boxes makes the field boxes: give --field boxes another name")
     if group_by is not None and not made:
         raise click.UsageError("--group-by goes with --split NAME=SHARE,…")
     options = Options(
@@ -663,7 +665,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("classes", str(summary["num_classes"])),
         ("size", f"{_size(summary['pack_bytes'])}, shards: {summary['num_shards']}"),
         ("rejects", str(num_rejected)),
-        *_counted("  ", summary["rejected"]),
+        *_counted("reject", summary["rejected"]),
         *_counted("left out", summary["left_out"]),
         *_counted("changed", summary["changed"]),
         *_counted("warning", summary["warnings"]),
@@ -698,6 +700,7 @@ def _print_description(about: dict[str, Any]) -> None:
         ("made", f"{about['made'].get('at')} by {about['made'].get('by')}"),
         ("from", str(about["made"].get("source"))),
         ("check", str(about["made"].get("check"))),
+        *_options_of(about["made"]),
     ]
     if about["num_unlabelled"]:
         rows.insert(3, ("unlabelled", str(about["num_unlabelled"])))
@@ -712,6 +715,30 @@ def _print_description(about: dict[str, Any]) -> None:
     for i, (name, by_split) in enumerate(about["classes"].items()):
         counts = ", ".join(f"{split} {n}" for split, n in by_split.items())
         click.echo(f"{i:>6}  {printable(name):<30} {counts}")
+
+
+def _options_of(made: dict[str, Any]) -> list[tuple[str, str]]:
+    """The options that a pack was made with, without those that had their default."""
+    pixels, part = made.get("pixels") or {}, made.get("part") or {}
+    splits = made.get("new_splits") or {}
+    options = {name.replace("_", " "): pixels[name] for name in pixels if name != "copied"}
+    others = {
+        "shares": [f"{name}={share}" for name, share in splits.get("shares", ())],
+        "seed": splits.get("seed"),
+        "group by": splits.get("group_by"),
+        "only splits": part.get("splits"),
+        "only classes": part.get("classes"),
+        "limit": part.get("limit"),
+        "layout": made.get("layout") if made.get("layout") != "auto" else None,
+        "no copies": made.get("drop_duplicates"),
+        "patterns": [f"{name}={text}" for name, text in (made.get("fields") or {}).items()],
+        "boxes of": (made.get("boxes") or {}).get("annotations"),
+    }
+    options |= {name: value for name, value in others.items() if value}
+    return [
+        (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in options.items()
+    ]
 
 
 def _counted(name: str, counts: dict[str, int]) -> list[tuple[str, str]]:

@@ -478,7 +478,7 @@ def test_patterns_and_columns(tmp_path: Path) -> None:
         (["--boxes", "kitti"], "is not coco=FILE"),
         (["--boxes", "voc=/abs/{stem}.xml"], "is not a relative path"),
         (["--boxes", "yolo", "--boxes", "voc"], "--boxes is given once"),
-        (["--boxes", "yolo", "--field", "boxes={stem}.txt"], "boxes is given twice"),
+        (["--boxes", "yolo", "--field", "boxes={stem}.txt"], "--boxes makes the field"),
         (["--boxes-classes", __file__], "--boxes-classes goes with --boxes"),
     ],
 )

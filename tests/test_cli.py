@@ -149,7 +149,7 @@ def test_exit_3_packed_with_rejects(here: Path) -> None:
     write(here / "imgs" / "class_0" / "bad.jpg", b"")
     result = dspack("convert", "imgs", "--to", "memmap")
     assert result.exit_code == 3
-    assert "1 x empty file" in result.output
+    assert re.search("^reject: +1 x empty file$", result.output, re.MULTILINE)
     assert "imgs.memmap/rejected.jsonl (class_0/bad.jpg" in result.output
     assert (here / "imgs.memmap" / "manifest.json").exists()
     allowed = dspack("convert", "imgs", "--to", "memmap", "-o", "2", "--allow-rejects")
@@ -199,6 +199,18 @@ def test_exit_6_the_destination_cannot_be_written(here: Path) -> None:
     result = dspack("convert", "imgs", "--to", "memmap", "--overwrite")
     assert result.exit_code == 6
     assert "is not a pack" in result.stderr
+
+
+@pytest.mark.usefixtures("packed")
+def test_info_tells_the_options_that_a_pack_was_made_with() -> None:
+    plain = dspack("info", "imgs.memmap").output
+    for name in ("resize", "quality", "shares", "seed", "limit"):
+        assert f"\n{name}:" not in plain
+    made = ["--resize", "20", "--split", "train=0.5,val=0.5", "--seed", "3", "--limit", "9"]
+    assert dspack("convert", "imgs", "--to", "hdf5", *made, "--background", "red").exit_code == 0
+    told = dict(re.findall(r"^([a-z ]+): +(.+)$", dspack("info", "imgs.hdf5").output, re.MULTILINE))
+    assert (told["resize"], told["quality"], told["background"]) == ("20", "90", "255, 0, 0")
+    assert (told["shares"], told["seed"], told["limit"]) == ("train=0.5, val=0.5", "3", "9")
 
 
 @pytest.mark.parametrize("command", ["verify", "info"])
