@@ -1,16 +1,12 @@
-"""The command line: arguments, progress, printing, exit codes. No logic."""
+"""The commands and their options, progress, exit codes. No logic."""
 
 from __future__ import annotations
 
 import io
-import json
-import math
 import os
-import re
-import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +17,10 @@ from readers import formats
 from readers.errors import DspackError, printable
 from readers.version import __version__
 
+from .arguments import Boxes, ByteSize, FieldPattern, Regex, Seconds, Splits, pixel_options
 from .images.pixels import PixelOptions
-from .pixel_arguments import pixel_options
 from .plan.layout import LAYOUTS
+from .printing import print_description, print_estimate, print_json, print_report, print_summary
 from .progress import ProgressBar, ScanningBar
 from .sources import KINDS
 
@@ -33,110 +30,6 @@ if TYPE_CHECKING:
 
 EXIT_DAMAGE, EXIT_REJECTS = 1, 3
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141  # 128 + SIGINT and SIGPIPE, as a shell has it
-_LISTED = 20  # lines of findings or rejects on a terminal; --json and rejected.jsonl have all
-
-
-class ByteSize(click.ParamType[int]):
-    """A number of bytes with an optional unit: 512MiB, 1GB, 65536."""
-
-    name = "size"
-    _UNITS = {"": 1, "b": 1} | {
-        prefix + suffix: base**power
-        for power, prefix in enumerate("kmgt", 1)
-        for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
-    }
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", value.lower())
-        if match is None or match[2] not in self._UNITS:
-            self.fail(f"{value!r} is not a size like 512MiB, 1GB or 65536", param, ctx)
-        num_bytes = float(match[1]) * self._UNITS[match[2]]
-        if not 1 <= num_bytes < 2**63:
-            self.fail("a size is at least one byte, and less than 8192 PiB", param, ctx)
-        return int(num_bytes)
-
-
-class Seconds(click.FloatRange):
-    """A time that ends."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seconds = super().convert(value, param, ctx)
-        if math.isnan(seconds):  # it is in every range
-            self.fail("nan is no time", param, ctx)
-        return seconds
-
-
-class Regex(click.ParamType[str]):
-    """A regular expression that compiles."""
-
-    name = "regex"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            self.fail(f"{value!r} is not a regular expression: {error}", param, ctx)
-        return str(value)
-
-
-class Splits(click.ParamType[Any]):
-    """Names of splits to take, `train,val`, or shares of splits to make, `train=0.9,val=0.1`."""
-
-    name = "splits"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        parts = [part.strip().partition("=") for part in str(value).split(",")]
-        names = [name for name, _, _ in parts]
-        if not all(names) or len(set(names)) < len(names):
-            self.fail(f"{value!r} names a split twice, or not at all", param, ctx)
-        if not any(equals for _, equals, _ in parts):
-            return names
-        try:
-            shares = [float(share) for _, _, share in parts]
-        except ValueError:
-            self.fail(f"{value!r} is neither NAME,… nor NAME=SHARE,…", param, ctx)
-        if not (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6):
-            self.fail(f"the shares of {value!r} do not add up to 1", param, ctx)
-        return dict(zip(names, shares, strict=True))
-
-
-class FieldPattern(click.ParamType[Any]):
-    """A further field and where its values lie: NAME=PATTERN."""
-
-    name = "field"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from .fields import Pattern
-
-        name, equals, pattern = str(value).partition("=")
-        if not equals:
-            self.fail(f"{value!r} is not NAME=PATTERN, as mask=../masks/{{stem}}.png", param, ctx)
-        try:
-            return Pattern(name, pattern)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Boxes(click.ParamType[Any]):
-    """Annotations: coco=FILE, yolo, yolo=PATTERN, voc or voc=PATTERN."""
-
-    name = "boxes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from .annotations import KINDS, NAME, BoxesOption
-        from .fields import Pattern
-
-        kind, equals, where = str(value).partition("=")
-        if kind not in KINDS or bool(equals) != bool(where) or (kind == "coco" and not where):
-            self.fail(f"{value!r} is not coco=FILE, yolo[=PATTERN] or voc[=PATTERN]", param, ctx)
-        if kind == "coco":
-            return BoxesOption(kind, (Path(where),))
-        try:
-            return BoxesOption(kind, pattern=Pattern(NAME, where) if where else None)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 class Group(click.Group):
@@ -444,37 +337,25 @@ def convert(
     )
     collect_less()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what it says is in the rejects
-    if dry_run:
-        with ScanningBar(quiet=as_json) as scanning:
-            planned = estimate(
-                source,
-                out,
-                options,
-                threads=threads,
-                io_threads=io_threads,
-                overwrite=overwrite,
-                force=force,
-                scanning=scanning,
-            )
-        _print_json(asdict(planned)) if as_json else _print_estimate(asdict(planned))
-        return
     with (
         ScanningBar(quiet=as_json) as scanning,
         ProgressBar("convert", quiet=as_json) as progress,
     ):
-        summary = run(
-            source,
-            out,
-            options,
-            threads=threads,
-            io_threads=io_threads,
-            overwrite=overwrite,
-            force=force,
-            strict=strict,
-            progress=progress,
-            scanning=scanning,
-        )
-    _print_json(asdict(summary)) if as_json else _print_summary(asdict(summary))
+        both: dict[str, Any] = {
+            "threads": threads,
+            "io_threads": io_threads,
+            "overwrite": overwrite,
+            "force": force,
+            "scanning": scanning,
+        }
+        if dry_run:
+            planned = estimate(source, out, options, **both)
+        else:
+            summary = run(source, out, options, **both, strict=strict, progress=progress)
+    if dry_run:
+        print_json(asdict(planned)) if as_json else print_estimate(asdict(planned))
+        return
+    print_json(asdict(summary)) if as_json else print_summary(asdict(summary))
     if summary.rejected and not allow_rejects:
         click.get_current_context().exit(EXIT_REJECTS)
 
@@ -502,20 +383,7 @@ def verify(pack: Path, quick: bool, decode: bool, threads: int, as_json: bool) -
         raise click.UsageError("--quick reads no sample, so it cannot --decode")
     with ProgressBar("verify", quiet=as_json) as progress:
         report = run(pack, quick=quick, decode_images=decode, threads=threads, progress=progress)
-    if as_json:
-        _print_json({**asdict(report), "ok": report.ok})
-    else:
-        for finding in report.findings[:_LISTED]:
-            click.echo(printable(str(finding)))
-        if len(report.findings) > _LISTED:
-            click.echo(f"… and {len(report.findings) - _LISTED} more; --json lists all")
-        if report.ok:
-            click.echo(
-                f"{printable(str(pack))}: whole ({report.num_samples} samples, "
-                f"{_size(report.num_bytes)}, {report.checked} checked)"
-            )
-        else:
-            click.echo(f"{printable(str(pack))}: damaged, {len(report.findings)} findings")
+    print_json({**asdict(report), "ok": report.ok}) if as_json else print_report(report)
     if not report.ok:
         click.get_current_context().exit(EXIT_DAMAGE)
 
@@ -534,7 +402,7 @@ def info(pack: Path, as_json: bool) -> None:
     from .describe import describe
 
     description = asdict(describe(pack))
-    _print_json(description) if as_json else _print_description(description)
+    print_json(description) if as_json else print_description(description)
 
 
 @main.command()
@@ -602,7 +470,7 @@ def bench(
         progress=lambda what: click.echo(f"{what} …", err=True),
     )
     if as_json:
-        _print_json(asdict(report))
+        print_json(asdict(report))
     else:
         click.echo("\n".join(map(printable, table(report))))
     if plot is not None:
@@ -622,136 +490,6 @@ def _boxes_option(given: Sequence[BoxesOption], classes_from: Path | None) -> Bo
     files = tuple(path for option in given for path in option.files)
     classes = None if classes_from is None else tuple(load_classes(classes_from))
     return replace(given[0], files=files, classes=classes)
-
-
-# Printing
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    click.echo(json.dumps(value))
-
-
-def _print_rows(rows: Iterable[tuple[str, str]]) -> None:
-    for name, text in rows:
-        click.echo(f"{name + ':':<14}{printable(text)}")
-
-
-def _print_estimate(planned: dict[str, Any]) -> None:
-    rows = [
-        ("would pack", f"{planned['num_files']} images, {_size(planned['source_bytes'])}"),
-        ("into", f"{planned['path']} ({_size(planned['free_bytes'])} free there)"),
-        ("time", f"about {planned['seconds']:.0f} s, from reading some of them"),
-    ]
-    rows += [
-        ("field", f"{name}: {number} values, {_size(planned['field_bytes'][name])}")
-        for name, number in planned["field_values"].items()
-    ]
-    rows += [(f"split {name}", f"{n} images") for name, n in planned["by_split"].items()]
-    rows += [(f"class {name}", f"{n} images") for name, n in list(planned["by_class"].items())[:20]]
-    if len(planned["by_class"]) > 20:
-        rows.append(("…", f"{len(planned['by_class']) - 20} more classes"))
-    rows += _counted("left out", planned["left_out"])
-    rows += _counted("some rejects", planned["rejected"])
-    rows += [("note", note) for note in planned["notes"]]
-    _print_rows(rows)
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
-    num_rejected = sum(summary["rejected"].values())
-    splits = ", ".join(f"{name} {n}" for name, n in summary["by_split"].items())
-    resumed = f", {summary['num_resumed']} of them by the run before" * bool(summary["num_resumed"])
-    rows = [
-        ("samples", f"{summary['num_samples']}{resumed}" + (f" ({splits})" if splits else "")),
-        ("classes", str(summary["num_classes"])),
-        ("size", f"{_size(summary['pack_bytes'])}, shards: {summary['num_shards']}"),
-        ("rejects", str(num_rejected)),
-        *_counted("reject", summary["rejected"]),
-        *_counted("left out", summary["left_out"]),
-        *_counted("changed", summary["changed"]),
-        *_counted("warning", summary["warnings"]),
-        *(("note", note) for note in summary["notes"]),
-        ("digest", summary["content_digest"]),
-        ("time", f"{summary['seconds']:.1f} s"),
-        ("pack", summary["path"]),
-    ]
-    if num_rejected:
-        shown = ", ".join(summary["rejected_files"][:3])
-        rows.append(("see", f"{summary['path']}/rejected.jsonl ({shown} …)"))
-    _print_rows(rows)
-    click.echo("\nnext:")
-    path = printable(shlex.quote(summary["path"]))
-    click.echo(f"  dspack verify {path}")
-    click.echo(f"  dspack info {path}")
-
-
-def _print_description(about: dict[str, Any]) -> None:
-    width, height = about["width"], about["height"]
-    fields = ", ".join(f"{name} ({kind})" for name, kind in about["fields"].items())
-    rows = [
-        ("pack", about["path"]),
-        ("format", f"{about['format']}, shards: {about['num_shards']}"),
-        ("samples", f"{about['num_samples']}, fields {fields}"),
-        ("stored", _size(about["stored_bytes"])),
-        ("splits", ", ".join(f"{name} {n}" for name, n in about["splits"].items())),
-        ("width", "min {min}, median {median}, max {max}".format(**width)),
-        ("height", "min {min}, median {median}, max {max}".format(**height)),
-        ("rejects", str(about["num_rejected"])),
-        ("digest", about["content_digest"]),
-        ("made", f"{about['made'].get('at')} by {about['made'].get('by')}"),
-        ("from", str(about["made"].get("source"))),
-        ("check", str(about["made"].get("check"))),
-        *_options_of(about["made"]),
-    ]
-    if about["num_unlabelled"]:
-        rows.insert(3, ("unlabelled", str(about["num_unlabelled"])))
-    for name, classes in about["field_classes"].items():
-        shown = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
-        rows.append((name, f"{len(classes)} classes ({shown})" if classes else "without names"))
-    rows += _counted("changed", about["made"].get("changed", {}))
-    rows += _counted("warning", about["made"].get("warnings", {}))
-    _print_rows(rows)
-    if about["classes"]:
-        click.echo(f"classes:      {len(about['classes'])}")
-    for i, (name, by_split) in enumerate(about["classes"].items()):
-        counts = ", ".join(f"{split} {n}" for split, n in by_split.items())
-        click.echo(f"{i:>6}  {printable(name):<30} {counts}")
-
-
-def _options_of(made: dict[str, Any]) -> list[tuple[str, str]]:
-    """The options that a pack was made with, without those that had their default."""
-    pixels, part = made.get("pixels") or {}, made.get("part") or {}
-    splits = made.get("new_splits") or {}
-    options = {name.replace("_", " "): pixels[name] for name in pixels if name != "copied"}
-    others = {
-        "shares": [f"{name}={share}" for name, share in splits.get("shares", ())],
-        "seed": splits.get("seed"),
-        "group by": splits.get("group_by"),
-        "only splits": part.get("splits"),
-        "only classes": part.get("classes"),
-        "limit": part.get("limit"),
-        "layout": made.get("layout") if made.get("layout") != "auto" else None,
-        "no copies": made.get("drop_duplicates"),
-        "patterns": [f"{name}={text}" for name, text in (made.get("fields") or {}).items()],
-        "boxes of": (made.get("boxes") or {}).get("annotations"),
-    }
-    options |= {name: value for name, value in others.items() if value}
-    return [
-        (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-        for name, value in options.items()
-    ]
-
-
-def _counted(name: str, counts: dict[str, int]) -> list[tuple[str, str]]:
-    return [(name, f"{number} x {reason}") for reason, number in counts.items()]
-
-
-def _size(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 if __name__ == "__main__":

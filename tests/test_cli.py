@@ -21,7 +21,8 @@ from click.testing import CliRunner, Result
 from images import class_folder, jpeg, photo, write
 
 from packer import __version__, convert, estimate, progress, verify
-from packer.cli import ByteSize, main
+from packer.arguments import ByteSize
+from packer.cli import main
 from packer.describe import Description
 from packer.estimate import Estimate
 from packer.options import Options
