@@ -17,6 +17,7 @@ CLASSES_MAX = 1 << 24  # float32 holds every whole number below
 BROKEN = "broken annotation"  # the reason of rejects
 # Texts of warnings.
 NO_SIZE = "annotated without the image's size, taken as upright"
+TURNED = "boxes of a turned image, taken as upright: its size does not tell"
 WITHOUT_AREA = "a box without area, left out"
 OUTSIDE = "a box outside of its image, left out"
 CLIPPED = "a box that reaches out of its image, clipped"
@@ -41,11 +42,15 @@ def fit(
 ) -> tuple[Boxes, tuple[str, ...]]:
     """The boxes of an image as they are stored, float32 (k, 5), and warnings, one an object.
 
-    Boxes that were drawn on the file's pixels are turned by its EXIF `orientation`. Then all are
-    clipped to the image, and follow the `geometry` of what is stored. Those without area are left
-    out. Raises Reject when the annotations are of an image of another size.
+    Boxes that were drawn on the file's pixels are turned by its EXIF `orientation`, where their
+    size tells that they were. Then all are clipped to the image, and follow the `geometry` of what
+    is stored. Those without area are left out. Raises Reject when the annotations are of an image
+    of another size.
     """
     rows = _upright(annotated, orientation, geometry.source)
+    warnings = annotated.warnings
+    if len(rows) and not _says_what_it_was_drawn_on(annotated.size, orientation):
+        warnings += (TURNED,)
     limits = np.array(2 * geometry.source)
     edges = np.minimum(np.maximum(rows[:, :4], 0), limits)
     stored = np.empty(rows.shape, DTYPE)
@@ -53,13 +58,13 @@ def fit(
     stored[:, 4] = rows[:, 4]
     has_area = (stored[:, :2] < stored[:, 2:4]).all(axis=1)
     if has_area.all() and (edges == rows[:, :4]).all():
-        return stored, annotated.warnings
+        return stored, warnings
 
     had_area = (rows[:, :2] < rows[:, 2:4]).all(axis=1)
     left_out = np.where(had_area, OUTSIDE, WITHOUT_AREA)[~has_area].tolist()
     is_cut = (np.abs(rows[:, :4] - edges) > _REACH).any(axis=1)
     cut = [CLIPPED] * int(np.sum(has_area & is_cut))
-    return stored[has_area], (*annotated.warnings, *left_out, *cut)
+    return stored[has_area], (*warnings, *left_out, *cut)
 
 
 def _upright(annotated: Annotated, orientation: int, size: Size) -> Rows:
@@ -73,6 +78,12 @@ def _upright(annotated: Annotated, orientation: int, size: Size) -> Rows:
         "annotated in another size",
         f"the annotation is of an image of {stated}, and this one has {size[0]} x {size[1]}",
     )
+
+
+def _says_what_it_was_drawn_on(size: Size | None, orientation: int) -> bool:
+    """Whether a stated size is another one for the file's pixels than for the upright image, or
+    these are the same pixels."""
+    return orientation == 1 or (orientation >= 5 and size is not None and size[0] != size[1])
 
 
 def turned(rows: Rows, size: tuple[int, int], orientation: int) -> Rows:

@@ -17,6 +17,7 @@ from PIL import Image
 
 import readers
 from packer.annotations import BoxesOption
+from packer.boxes import TURNED
 from packer.cli import main
 from packer.convert import Summary, convert
 from packer.fields import Pattern
@@ -239,6 +240,26 @@ def _saved(image: Image.Image, **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG", **options)
     return file.getvalue()
+
+
+def test_a_turned_image_whose_size_does_not_tell_is_counted(tmp_path: Path) -> None:
+    """Mirrored, upside down or square, it has the same size as stored and as seen."""
+    for i, (size, orientation) in enumerate([((60, 40), 3), ((40, 40), 6), ((60, 40), 6)]):
+        write(tmp_path / str(i) / "set" / "a.jpg", jpeg(photo(0, *size), orientation))
+        write(tmp_path / str(i) / "set" / "b.jpg", jpeg(photo(1, *size), orientation))
+        text = coco_text({"a.jpg": [(2, 3, 20, 12, 0), (1, 1, 9, 9, 1)], "b.jpg": []}, size)
+        option = BoxesOption("coco", (write(tmp_path / str(i) / "instances.json", text),))
+        summary = pack(tmp_path / str(i) / "set", tmp_path / str(i) / "pack", option)
+        if size == (60, 40) and orientation == 6:
+            assert summary.warnings == {}
+        else:
+            assert summary.warnings == {TURNED: 1}
+            assert boxes_of(tmp_path / str(i) / "pack")["a"][0] == [2, 3, 20, 12, 0]
+    write(tmp_path / "yolo" / "a.jpg", jpeg(photo(0, *SIZE), 6))
+    write(tmp_path / "yolo" / "a.txt", yolo_text(BOXES["b"], (40, 60)))
+    summary = pack(tmp_path / "yolo", tmp_path / "pack", BoxesOption("yolo"))
+    assert summary.warnings == {TURNED: 1}
+    assert boxes_of(tmp_path / "pack") == {"a": EXPECTED["b"]}
 
 
 BOX = (40, 20, 90, 50)
