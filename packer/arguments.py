@@ -177,9 +177,8 @@ _OPTIONS = [
     click.option(
         "--background",
         type=Colour(),
-        default="white",
-        show_default=True,
-        help="What transparent pixels are put on: a name or #rrggbb.",
+        help="What transparent pixels are put on: a name or #rrggbb. Default: white; for a pack's "
+        "images the pack's own.",
     ),
     click.option(
         "--frame", type=click.IntRange(0), help="Which page or frame of several to take, from 0."

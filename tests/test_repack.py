@@ -22,6 +22,7 @@ from readers import formats
 from readers.decode import decode
 from readers.errors import SourceError
 
+DEEP: dict[str, Any] = {"depth": "shift", "frame": 0}
 OTHER = {"hdf5": "lmdb", "lmdb": "memmap", "memmap": "hdf5"}
 
 
@@ -219,3 +220,14 @@ def test_odd_images_become_what_the_pack_s_readers_show(imgs: Path, tmp_path: Pa
     on_black = {"encode": "png", "background": (0, 0, 0)}
     black = pack(tmp_path / "kept", tmp_path / "black", "memmap", **on_black)
     assert any(not np.array_equal(black.image(i), kept.image(i)) for i in range(len(kept)))
+
+
+def test_white_is_a_background_like_any_other(imgs: Path, tmp_path: Path) -> None:
+    """That it is the default does not make it the background of a pack that has another."""
+    kept = pack(imgs, tmp_path / "red", "memmap", keep_bytes=True, background=(255, 0, 0), **DEEP)
+    made_white = pack(imgs, tmp_path / "made", "memmap", encode="png", **DEEP)
+    for how in ({"encode": "png"}, {}):
+        out = tmp_path / f"white{len(how)}"
+        white = pack(kept.path, out, "memmap", background=(255, 255, 255), **how)
+        for i in range(len(white)):
+            assert np.array_equal(white.image(i), made_white.image(i)), white.keys[i]

@@ -22,6 +22,7 @@ MAX_PIXELS = 178_956_970
 # Photographs at 256 pixels: q90 takes 70 % of q95's bytes at 36 dB instead of 38; q85 saves another
 # fifth, at 35 dB.
 QUALITY = 90
+WHITE = (255, 255, 255)
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,14 @@ class PixelOptions:
     """What is done to images.
 
     `background` is the colour (RGB) behind transparent pixels and around an image that
-    resize_mode "pad" makes square; `frame` counts from 0; `depth` and `icc` as in
-    readers.odd.Rule. With `resize`, in pixels, images that are larger are stored anew, JPEG as
-    JPEG and everything else as PNG; with `encode` all are, as that. `raw_size` (width, height) is
-    what every image must have for encode="raw"; with `copied`, a pack's field, its values are
-    stored as they are there. Raises ValueError for options that contradict
-    each other.
+    resize_mode "pad" makes square, white if it is not given; `frame` counts from 0; `depth` and
+    `icc` as in readers.odd.Rule. With `resize`, in pixels, images that are larger are stored anew,
+    JPEG as JPEG and everything else as PNG; with `encode` all are, as that. `raw_size` (width,
+    height) is what every image must have for encode="raw"; with `copied`, a pack's field, its
+    values are stored as they are there. Raises ValueError for options that contradict each other.
     """
 
-    background: tuple[int, int, int] = (255, 255, 255)
+    background: tuple[int, int, int] | None = None
     frame: int | None = None
     depth: str | None = None
     icc: str | None = None
@@ -78,7 +78,7 @@ class PixelOptions:
         """How odd images become plain pixels."""
         from readers.odd import Rule  # costs an import of OpenCV and Pillow
 
-        return Rule(self.background, self.frame or 0, self.depth, self.icc)
+        return Rule(self.background or WHITE, self.frame or 0, self.depth, self.icc)
 
     @property
     def dtype(self) -> np.dtype[Any]:

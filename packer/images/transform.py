@@ -17,7 +17,7 @@ from readers.decode import Pixels, UndecodableError, as_dtype, decode, upright
 
 from .geometry import Geometry, geometry_of
 from .inspect import JPEG_END, MORE_PICTURES, Image, Reject, check_pixels
-from .pixels import PixelOptions
+from .pixels import WHITE, PixelOptions
 from .resampling import resize
 from .restart import with_restart_markers
 
@@ -177,7 +177,7 @@ def _encoded(
     options: PixelOptions,
 ) -> Stored:
     """Upright pixels of what was `found` as what is stored. Raises Reject."""
-    pixels = _fit(pixels, geometry, options.background)
+    pixels = _fit(pixels, geometry, options.background or WHITE)
     width, height = geometry.size
     if encoding == "raw":
         pixels = as_dtype(pixels, options.dtype)
