@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -103,9 +102,10 @@ def convert(
         done += _pack_rest(
             staging, done, source, fields, plan, options, threads, io_threads, progress
         )
-        rejected = _rejected(listing, plan, done)
-        _refuse(staging, _unwanted(rejected), done, source, strict)
-        manifest, index = finish(staging, done, source, listing, plan, options, rejected)
+        rejected, dropped = _rejected(listing, plan, done)
+        _refuse(staging, rejected, done, source, strict)
+        listing.left_out.update(reject.reason for reject in dropped)
+        manifest, index = finish(staging, done, source, listing, plan, options, rejected, dropped)
         check_destination(out, source_path, overwrite=overwrite, force=force)  # it may be new
         staging.publish(manifest.to_json())
     except OSError as error:
@@ -254,16 +254,17 @@ def _kept(done: Sequence[Done]) -> str:
     return f"finished shards: {len(done)}, samples: {num_samples}; the same command goes on there"
 
 
-def _rejected(listing: Listing, plan: layout.Plan, done: Sequence[Done]) -> list[RejectedFile]:
+def _rejected(
+    listing: Listing, plan: layout.Plan, done: Sequence[Done]
+) -> tuple[list[RejectedFile], list[RejectedFile]]:
+    """The rejects, and the duplicates that were to be dropped."""
     rejected = [RejectedFile(path, reason, "") for path, reason in sorted(listing.rejected)]
+    dropped: list[RejectedFile] = []
     for shard in done:
-        rejected += [RejectedFile(plan.keys[r.entry], r.reason, r.detail) for r in shard.rejected]
-    return rejected
-
-
-def _unwanted(rejected: Sequence[RejectedFile]) -> list[RejectedFile]:
-    """The rejects but for the duplicates that were to be dropped."""
-    return [reject for reject in rejected if reject.reason != duplicates.DUPLICATE]
+        for r in shard.rejected:
+            files = dropped if r.reason == duplicates.DUPLICATE else rejected
+            files.append(RejectedFile(plan.keys[r.entry], r.reason, r.detail))
+    return rejected, dropped
 
 
 def _refuse(
@@ -310,8 +311,6 @@ def _summary(
     counts = np.bincount(columns["split"] + 1, minlength=len(plan.splits) + 1)
     files = [file for shard in manifest.shards for file in shard.files] + list(manifest.files)
     copies = duplicates.find(columns, FIELD)
-    num_dropped = len(rejected) - len(_unwanted(rejected))
-    left_out = listing.left_out + Counter({duplicates.DUPLICATE: num_dropped})
     return Summary(
         path=str(out),
         format=manifest.format,
@@ -321,12 +320,12 @@ def _summary(
         pack_bytes=sum(file.num_bytes for file in files),
         content_digest=manifest.content_digest,
         by_split={name: int(counts[i + 1]) for i, name in enumerate(plan.splits)},
-        rejected=layout.count(reject.reason for reject in _unwanted(rejected)),
-        left_out=dict(sorted(left_out.items())),
+        rejected=layout.count(reject.reason for reject in rejected),
+        left_out=dict(sorted(listing.left_out.items())),
         changed=changes(done),
         warnings=layout.count(warning for shard in done for _, warning in shard.warnings),
         notes=plan.warnings + duplicates.notes(copies, keys_of(columns)),
         seconds=time.monotonic() - started,
         num_resumed=num_resumed,
-        rejected_files=[reject.key for reject in _unwanted(rejected)[:10]],
+        rejected_files=[reject.key for reject in rejected[:10]],
     )

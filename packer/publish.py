@@ -43,8 +43,10 @@ def finish(
     plan: layout.Plan,
     options: Options,
     rejected: Sequence[RejectedFile],
+    dropped: Sequence[RejectedFile],
 ) -> tuple[Manifest, dict[str, Column]]:
-    """Write the index and the list of rejects; returns the manifest and the index."""
+    """Write the index, and the list of rejects and dropped duplicates; returns the manifest and the
+    index."""
     filled = [shard for shard in done if len(shard.rows)]
     further = {field.name: field.about for field in listing.fields}
     fields = [FIELD, *further]
@@ -53,7 +55,7 @@ def finish(
     if options.pixels.makes_segments or options.pixels.copied is not None:
         names += _save_segments(staging, done, options.pixels)
     with (staging.pack / REJECTED_NAME).open("w", encoding="ascii") as file:
-        for reject in rejected:
+        for reject in (*rejected, *dropped):
             row = {"key": reject.key, "reason": reject.reason, "detail": reject.detail}
             file.write(json.dumps(row) + "\n")
     copies = [c for c in duplicates.find(columns, FIELD) if c.splits or c.classes]

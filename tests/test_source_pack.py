@@ -262,6 +262,20 @@ def test_dropping_duplicates(tmp_path: Path, copies: Path) -> None:
     assert not (tmp_path / "pack" / "duplicates.jsonl").exists()
 
 
+def test_dropped_duplicates_are_no_rejects(tmp_path: Path, copies: Path) -> None:
+    write(copies / "val/b/broken.jpg", b"no picture")
+    options = Options("memmap", drop_duplicates=True)
+    summary = convert(copies, tmp_path / "pack", options, threads=2)
+    manifest = Pack(tmp_path / "pack").manifest
+    assert summary.num_rejected == manifest.num_rejected == 1
+    assert "duplicate" not in {**summary.rejected, **manifest.made["rejected"]}
+    assert summary.left_out == manifest.made["left_out"] == {"duplicate": 3}
+    lines = (tmp_path / "pack" / "rejected.jsonl").read_text("ascii").splitlines()
+    assert [json.loads(line)["reason"] for line in lines].count("duplicate") == len(lines) - 1 == 3
+    again = convert(tmp_path / "pack", tmp_path / "again", Options("lmdb"), threads=2)
+    assert "the source pack was made with 1 rejects of its own" in again.notes
+
+
 def test_names_that_windows_takes_for_one(tmp_path: Path) -> None:
     for name in ("a/Cat.jpg", "a/cat.jpg", "a/\u00e9.jpg", "a/e\u0301.jpg", "a/x\uf03ay.jpg"):
         write(tmp_path / "imgs" / name, jpeg(photo(len(name))))
