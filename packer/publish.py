@@ -47,6 +47,7 @@ def finish(
 ) -> tuple[Manifest, dict[str, Column]]:
     """Write the index, and the list of rejects and dropped duplicates; returns the manifest and the
     index."""
+    staging.clear_index()
     filled = [shard for shard in done if len(shard.rows)]
     further = {field.name: field.about for field in listing.fields}
     fields = [FIELD, *further]

@@ -236,6 +236,13 @@ class Staging:
 
     # Publishing
 
+    def clear_index(self) -> None:
+        """Remove the index and the lists of a try that was stopped before it was published: it may
+        have had files that this one has not."""
+        self._remove("pack/index")
+        for path in self.pack.glob("*.jsonl"):
+            path.unlink()
+
     def publish(self, manifest: str) -> None:
         """Write the manifest, the commit record, and give the pack its name."""
         index = self.pack / "index"

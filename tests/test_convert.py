@@ -25,6 +25,7 @@ import readers
 from packer import convert as convert_module
 from packer import staging
 from packer.convert import Summary, convert
+from packer.images.pixels import PixelOptions
 from packer.options import Options
 from packer.verify import verify
 from readers.errors import DestinationError, NotAPack, RejectsError, SourceError
@@ -194,6 +195,32 @@ def test_more_than_99999_shards_keep_their_names(
     names = [shard.name for shard in Manifest.load(tmp_path / "pack").shards]
     assert names[:4] == ["99998", "99999", "100000", "100001"]
     assert is_whole(tmp_path / "pack")
+
+
+def test_a_pack_has_no_file_of_a_try_that_was_stopped_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its index has a column of odd images, and its lists are of copies in two classes."""
+
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    for key in ("a/1.png", "b/1.png"):
+        write(tmp_path / "imgs" / key, png(np.dstack([photo(), photo()[..., :1]])))
+    how: dict[str, Any] = {"pixels": PixelOptions(keep_bytes=True)}
+    with monkeypatch.context() as patch:
+        patch.setattr(staging.Staging, "publish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            pack(tmp_path / "imgs", tmp_path / "pack", **how)
+    left = files(tmp_path / "pack.partial" / "pack").keys()
+    assert {"index/image.odd.npy", "duplicates.jsonl"} <= left
+    for i, key in enumerate(("a/1.png", "b/1.png")):
+        write(tmp_path / "imgs" / key, png(photo(i)))
+    pack(tmp_path / "imgs", tmp_path / "pack", **how)
+    manifest = Manifest.load(tmp_path / "pack")
+    of_shards = [file for shard in manifest.shards for file in shard.files]
+    listed = {file.name for file in (*manifest.files, *of_shards)} | {"manifest.json"}
+    assert files(tmp_path / "pack").keys() == listed
 
 
 # Rejects
