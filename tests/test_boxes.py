@@ -211,6 +211,19 @@ def test_yolo_without_names(tmp_path: Path) -> None:
     assert boxes_of(tmp_path / "pack") == EXPECTED
 
 
+@pytest.mark.parametrize("name", ["data.yaml", "classes.txt", "labels/classes.txt"])
+def test_yolo_names_are_found_beside_the_folder_images(tmp_path: Path, name: str) -> None:
+    """Where the labels of this source are looked for, too."""
+    option = annotated_set(tmp_path / "set", "yolo")
+    (tmp_path / "set" / "data.yaml").unlink()
+    text = b"names: [cat, dog, owl]\n" if name == "data.yaml" else b"cat\ndog\nowl\n"
+    write(tmp_path / "set" / name, text)
+    summary = pack(tmp_path / "set" / "images", tmp_path / "pack", option)
+    assert f"the names of the boxes' classes are those in ../{name}" in summary.notes
+    assert readers.open(tmp_path / "pack").manifest.fields["boxes"].classes == NAMES
+    assert boxes_of(tmp_path / "pack") == EXPECTED
+
+
 # Orientation and sizes
 
 

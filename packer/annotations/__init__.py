@@ -37,7 +37,7 @@ from . import coco, voc, yolo
 NAME = "boxes"
 KINDS = ("coco", "yolo", "voc")
 _IMAGE_FOLDERS = ("images", "JPEGImages")  # where images lie, and which say nothing else
-_CLASS_FILES = ("data.yaml", "classes.txt", "labels/classes.txt")  # of YOLO, below the source
+_CLASS_FILES = ("data.yaml", "classes.txt", "labels/classes.txt")  # of YOLO, beside images/
 _READ_THREADS = 64  # hides the latency of a slow mount
 
 
@@ -194,7 +194,8 @@ def _field(annotations: Annotations, values: Values) -> BoxesField:
 
 def _yolo_classes(source: SourceOfFiles, listing: Listing) -> tuple[str, ...]:
     """The names in the first of the usual files that is there; none without one."""
-    for name in _CLASS_FILES:
+    above = [f"../{name}" for name in _CLASS_FILES] if source.root.name == "images" else []
+    for name in (*_CLASS_FILES, *above):
         try:
             data = source.read_beside(name).data
         except Reject:
