@@ -32,7 +32,7 @@ from .plan.split import split
 from .prepare import settle
 from .prepare_all import prepare_all
 from .publish import RejectedFile, changes, finish, keys_of
-from .shards import FIELD, ShardSequence
+from .shards import ShardSequence
 from .sources import FieldSource, Listing, Scanning, Source, open_source, unseen
 from .staging import Done, Staging, fingerprint
 
@@ -105,7 +105,9 @@ def convert(
         rejected, dropped = _rejected(listing, plan, done)
         _refuse(staging, rejected, done, source, strict)
         listing.left_out.update(reject.reason for reject in dropped)
-        manifest, index = finish(staging, done, source, listing, plan, options, rejected, dropped)
+        manifest, index, copies = finish(
+            staging, done, source, listing, plan, options, rejected, dropped
+        )
         check_destination(out, source_path, overwrite=overwrite, force=force)  # it may be new
         staging.publish(manifest.to_json())
     except OSError as error:
@@ -123,7 +125,9 @@ def convert(
         raise KeyboardInterrupt(_kept(staging.finished())) from None
     finally:
         staging.close()
-    return _summary(out, manifest, index, listing, plan, done, rejected, num_resumed, started)
+    return _summary(
+        out, manifest, index, copies, listing, plan, done, rejected, num_resumed, started
+    )
 
 
 def list_source(
@@ -301,6 +305,7 @@ def _summary(
     out: Path,
     manifest: Manifest,
     columns: dict[str, Column],
+    copies: Sequence[duplicates.Copies],
     listing: Listing,
     plan: layout.Plan,
     done: Sequence[Done],
@@ -310,7 +315,6 @@ def _summary(
 ) -> Summary:
     counts = np.bincount(columns["split"] + 1, minlength=len(plan.splits) + 1)
     files = [file for shard in manifest.shards for file in shard.files] + list(manifest.files)
-    copies = duplicates.find(columns, FIELD)
     return Summary(
         path=str(out),
         format=manifest.format,

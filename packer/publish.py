@@ -44,9 +44,9 @@ def finish(
     options: Options,
     rejected: Sequence[RejectedFile],
     dropped: Sequence[RejectedFile],
-) -> tuple[Manifest, dict[str, Column]]:
-    """Write the index, and the list of rejects and dropped duplicates; returns the manifest and the
-    index."""
+) -> tuple[Manifest, dict[str, Column], list[duplicates.Copies]]:
+    """Write the index, and the list of rejects and dropped duplicates; returns the manifest, the
+    index and the samples that are copies of each other."""
     staging.clear_index()
     filled = [shard for shard in done if len(shard.rows)]
     further = {field.name: field.about for field in listing.fields}
@@ -59,9 +59,9 @@ def finish(
         for reject in (*rejected, *dropped):
             row = {"key": reject.key, "reason": reject.reason, "detail": reject.detail}
             file.write(json.dumps(row) + "\n")
-    copies = [c for c in duplicates.find(columns, FIELD) if c.splits or c.classes]
-    if copies:
-        duplicates.write(staging.pack / duplicates.DUPLICATES_NAME, copies, keys_of(columns))
+    copies = duplicates.find(columns, FIELD)
+    if crossing := [c for c in copies if c.splits or c.classes]:
+        duplicates.write(staging.pack / duplicates.DUPLICATES_NAME, crossing, keys_of(columns))
         names.append(duplicates.DUPLICATES_NAME)
     manifest = Manifest(
         format=options.format,
@@ -78,7 +78,7 @@ def finish(
         num_rejected=len(rejected),
         made=_made(source, listing, options, done, rejected),
     )
-    return manifest, columns
+    return manifest, columns, copies
 
 
 def keys_of(columns: dict[str, Column]) -> Keys:
