@@ -14,7 +14,7 @@ from readers.errors import DestinationError, SourceError
 
 from .plan.layout import SPLIT_NAMES
 from .retry import retry
-from .sources import Listing, Scanning, extension_reason, junk_reason, unseen
+from .sources import Listing, Scanning, extension_reason, folders_above, junk_reason, unseen
 
 _BLOCK_BYTES = 1 << 20
 _LINKS_MAX = 40  # as the kernel: more are a loop
@@ -188,9 +188,7 @@ class Tree:
         A file that is not below the folder around all images has a path like `../read.me`.
         """
         listing = self._listing
-        for path in [*self._members, *self._folders]:
-            while (path := path.rpartition("/")[0]) and path not in self._folders:
-                self._folders.add(path)
+        self._folders |= folders_above([*self._members, *self._folders])
         for path in self._members:
             self._sort_in(path)
         listing.folders = sorted(f for f in self._folders if not self._is_junk(f, folder=True))

@@ -93,7 +93,7 @@ def estimate(
         field_bytes={name: sum(of) for name, of in field_sizes.items()},
         free_bytes=shutil.disk_usage(existing_parent(out)).free,
         seconds=seconds,
-        left_out=layout.count(listing.left_out.elements()),
+        left_out=dict(sorted(listing.left_out.items())),
         rejected=rejected,
         notes=plan.warnings,
     )

@@ -29,6 +29,7 @@ from .sources import (
     Source,
     SourceOfFiles,
     extension_reason,
+    folders_above,
 )
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -268,7 +269,7 @@ def take_out(listing: Listing, paths: set[str]) -> None:
     for path in paths.intersection(listing.others):
         listing.left_out[str(extension_reason(posixpath.basename(path)))] -= 1
     listing.left_out = +listing.left_out
-    emptied = _folders_above(paths) - _folders_above(listing.files)
+    emptied = folders_above(paths) - folders_above(listing.files)
     listing.folders = [path for path in listing.folders if path not in emptied]
 
 
@@ -290,14 +291,6 @@ def _stray(listing: Listing, images: Sequence[str], fields: Sequence[PatternFiel
                 of_images.add(posixpath.dirname(image))
         stray.update(p for p in images if posixpath.dirname(p) in of_values - of_images)
     return stray
-
-
-def _folders_above(paths: Iterable[str]) -> set[str]:
-    folders = set()
-    for path in paths:
-        while (path := path.rpartition("/")[0]) and path not in folders:
-            folders.add(path)
-    return folders
 
 
 def fold_stamps(stamps: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -64,18 +64,19 @@ def plan(
         )
     class_ids = {name: i for i, name in enumerate(class_names)} | {"": -1}
     split_ids = {name: i for i, name in enumerate(splits)} | {"": -1}
+    labels = np.repeat([class_ids[name] for _, name, _ in places], num_files)
+    splits_of = np.repeat(np.array([split_ids[s] for s, _, _ in places], np.int16), num_files)
+    totals = totals_of(labels, splits_of, class_names, splits)
     return Plan(
         keys=[path for *_, folder in places for path in _paths(folder, sorted(names[folder]))],
-        labels=np.repeat(np.array([class_ids[name] for _, name, _ in places]), num_files),
-        split_ids=np.repeat(
-            np.array([split_ids[split] for split, _, _ in places], np.int16), num_files
-        ),
+        labels=labels,
+        split_ids=splits_of,
         classes=class_names,
         splits=splits,
         warnings=[
             *listing.warnings,
             *_split_warnings(kind_of, splits),
-            *class_warnings(_totals(places, num_files), class_names),
+            *class_warnings(totals, class_names),
             *_depth_warnings(places, class_names),
         ],
     )
@@ -111,14 +112,6 @@ def _place(folder: str, has_splits: bool, kind_of: dict[str, str]) -> Place:
     """Sorting these, and the names in each folder, sorts files as ImageFolder does."""
     split, _, below = folder.partition("/") if has_splits else ("", "", folder)
     return split, below.partition("/")[0] if kind_of[split] == _CLASSES else "", folder
-
-
-def _totals(places: Iterable[Place], num_files: Iterable[int]) -> Counter[tuple[str, str]]:
-    """How many files each (split, class) has."""
-    totals: Counter[tuple[str, str]] = Counter()
-    for (split, name, _), number in zip(places, num_files, strict=True):
-        totals[split, name] += number
-    return totals
 
 
 def _read_layout(

@@ -26,7 +26,7 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
@@ -213,6 +213,15 @@ def _is_tar(start: bytes) -> bool:
     except tarfile.HeaderError:
         return len(start) == tarfile.BLOCKSIZE and not any(start)  # an archive of nothing
     return True
+
+
+def folders_above(paths: Iterable[str]) -> set[str]:
+    """All folders that some of the paths lie in, at any depth."""
+    folders: set[str] = set()
+    for path in paths:
+        while (path := path.rpartition("/")[0]) and path not in folders:
+            folders.add(path)
+    return folders
 
 
 # torchvision's IMG_EXTENSIONS, so that the same files are found, and others that hold pictures.

@@ -21,7 +21,7 @@ from readers.errors import SourceError, printable
 from ..archive import join
 from ..images.inspect import Reject
 from ..plan.labels import Stated, give
-from . import NO_FILE, Column, File, Listing, folder
+from . import NO_FILE, Column, File, Listing, folder, folders_above
 
 EXTENSIONS = (".csv", ".tsv", ".jsonl")
 _COLUMNS = ("path", "label", "class", "split")
@@ -58,7 +58,7 @@ class Source:
             listing.columns[name] = Column(table.columns[name], text, path)
         if table.columns.keys().isdisjoint(_COLUMNS[1:]):
             listing.files = list(table.lines)
-            listing.folders = _folders(listing.files)
+            listing.folders = sorted(folders_above(listing.files))
             return listing
         stated = map(Stated, table.lines, table.labels, table.splits)
         listing.files, listing.given = give(stated, self.root, names_only=table.names_only)
@@ -207,11 +207,3 @@ def _can_be_a_name(path: str) -> bool:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:  # half a character, which JSON can spell
         return False
-
-
-def _folders(paths: list[str]) -> list[str]:
-    folders = set()
-    for path in paths:
-        while path := path.rpartition("/")[0]:
-            folders.add(path)
-    return sorted(folders)

@@ -30,6 +30,7 @@ from . import (
     Listing,
     Scanning,
     extension_reason,
+    folders_above,
     is_tar,
     junk_reason,
     unseen,
@@ -92,7 +93,7 @@ class Source:
     def scan(self) -> Listing:
         samples = self._samples
         listing = Listing(
-            folders=sorted(samples.folders),
+            folders=sorted(folders_above(samples.images)),
             left_out=samples.left_out.copy(),
             rejected=list(samples.rejected),
             fields=[
@@ -158,7 +159,6 @@ class _Samples:
         self.fields: dict[str, dict[str, _Place]] = {}  # further ones, by name and image
         self.images: dict[str, _Place] = {}
         self.labels: dict[str, str] = {}
-        self.folders: set[str] = set()
         self.left_out: Counter[str] = Counter()
         self.rejected: list[tuple[str, str]] = []
 
@@ -233,9 +233,6 @@ class _Samples:
                 else:
                     places[f"{key}.{image}"] = fields[member]
         self._fields = {}
-        for path in self.images:
-            while path := path.rpartition("/")[0]:
-                self.folders.add(path)
 
 
 def _image_problem(
