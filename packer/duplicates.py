@@ -12,6 +12,7 @@ import numpy as np
 
 from readers.errors import printable
 from readers.index import Column
+from readers.manifest import IMAGE
 
 from .images.inspect import Reject
 from .plan.layout import Plan
@@ -30,9 +31,9 @@ class Copies(NamedTuple):
     classes: bool
 
 
-def find(columns: Mapping[str, Column], field: str) -> list[Copies]:
-    """All sets of two samples or more that are the same in a field."""
-    checksums = np.ascontiguousarray(columns[f"{field}.checksum"]).view("<u8")
+def find(columns: Mapping[str, Column]) -> list[Copies]:
+    """All sets of two samples or more whose images are the same."""
+    checksums = np.ascontiguousarray(columns[f"{IMAGE}.checksum"]).view("<u8")
     order = np.lexsort(checksums.T)
     same = np.all(checksums[order[1:]] == checksums[order[:-1]], axis=1)
     starts = np.flatnonzero(np.diff(same, prepend=False, append=False)).reshape(-1, 2)
@@ -81,7 +82,7 @@ class FirstOfEach:
         self._keys = plan.keys
         self._first: dict[bytes, int] = {}
         for shard in done:
-            for entry, checksum in shard.rows[["entry", "image.checksum"]].tolist():
+            for entry, checksum in shard.rows[["entry", f"{IMAGE}.checksum"]].tolist():
                 self._first[checksum] = entry
 
     def of(self, batches: Iterator[list[Prepared]]) -> Iterator[list[Prepared]]:

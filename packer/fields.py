@@ -16,7 +16,7 @@ from pathlib import Path
 
 from readers.checksum import checksum
 from readers.errors import SourceError, printable
-from readers.manifest import Field
+from readers.manifest import IMAGE, Field
 
 from .images.inspect import Reject
 from .sources import (
@@ -33,7 +33,7 @@ from .sources import (
 )
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_TAKEN = ("image", "label", "key")  # names that the formats use for something else
+_TAKEN = (IMAGE, "label", "key")  # names that the formats use for something else
 _PLACEHOLDERS = ("stem", "name", "folder")  # others are columns of a list
 _TEXT_EXTENSIONS = ("txt", "json")
 

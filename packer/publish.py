@@ -16,14 +16,14 @@ import numpy as np
 
 from readers.checksum import content_digest
 from readers.index import Column, Keys, column_names, pack_keys, save_columns, save_pieces
-from readers.manifest import REJECTED_NAME, Field, Manifest, Shard
+from readers.manifest import IMAGE, REJECTED_NAME, Field, Manifest, Shard
 from readers.version import __version__
 
 from . import duplicates
 from .images.pixels import PixelOptions
 from .options import Options
 from .plan import layout
-from .shards import FIELD, pack_file
+from .shards import pack_file
 from .sources import Listing, Source
 from .staging import Done, Staging
 
@@ -50,7 +50,7 @@ def finish(
     staging.clear_index()
     filled = [shard for shard in done if len(shard.rows)]
     further = {field.name: field.about for field in listing.fields}
-    fields = [FIELD, *further]
+    fields = [IMAGE, *further]
     columns = _columns(filled, plan, fields)
     names = [*save_columns(staging.pack, columns), REJECTED_NAME]
     if options.pixels.makes_segments or options.pixels.copied is not None:
@@ -59,14 +59,14 @@ def finish(
         for reject in (*rejected, *dropped):
             row = {"key": reject.key, "reason": reject.reason, "detail": reject.detail}
             file.write(json.dumps(row) + "\n")
-    copies = duplicates.find(columns, FIELD)
+    copies = duplicates.find(columns)
     if crossing := [c for c in copies if c.splits or c.classes]:
         duplicates.write(staging.pack / duplicates.DUPLICATES_NAME, crossing, keys_of(columns))
         names.append(duplicates.DUPLICATES_NAME)
     manifest = Manifest(
         format=options.format,
         num_samples=len(columns["label"]),
-        fields={FIELD: _field(options.pixels, columns), **further},
+        fields={IMAGE: _field(options.pixels, columns), **further},
         classes=tuple(plan.classes),
         splits=tuple(plan.splits),
         shards=tuple(
@@ -88,13 +88,13 @@ def keys_of(columns: dict[str, Column]) -> Keys:
 def _field(pixels: PixelOptions, columns: dict[str, Column]) -> Field:
     """How images are stored."""
     if pixels.copied is not None:
-        return replace(pixels.copied, odd=pixels.copied.odd if f"{FIELD}.odd" in columns else None)
+        return replace(pixels.copied, odd=pixels.copied.odd if f"{IMAGE}.odd" in columns else None)
     if pixels.encode == "raw":
         shape = (int(columns["height"][0]), int(columns["width"][0]), 3)
         return Field("array", pixels.dtype.str, shape)
     return Field(
         dtype=pixels.dtype.str if pixels.depth == "keep" else None,
-        odd=pixels.rule._asdict() if f"{FIELD}.odd" in columns else None,
+        odd=pixels.rule._asdict() if f"{IMAGE}.odd" in columns else None,
     )
 
 
@@ -106,8 +106,8 @@ def _save_segments(staging: Staging, done: Sequence[Done], pixels: PixelOptions)
         return []  # a copy of a pack that has none
     segments = (staging.segments(i)[1] for i in range(len(done)))
     return [
-        save_pieces(staging.pack, f"{FIELD}.segment_offset", len(bounds), [bounds]),
-        save_pieces(staging.pack, f"{FIELD}.segments", int(bounds[-1]), segments),
+        save_pieces(staging.pack, f"{IMAGE}.segment_offset", len(bounds), [bounds]),
+        save_pieces(staging.pack, f"{IMAGE}.segments", int(bounds[-1]), segments),
     ]
 
 

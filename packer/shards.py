@@ -14,13 +14,12 @@ import numpy.typing as npt
 
 from readers import formats
 from readers.checksum import file_checksum
-from readers.manifest import PackFile
+from readers.manifest import IMAGE, PackFile
 
 from .plan.layout import Plan
 from .prepare import Prepared
 from .staging import Done, Rejected, Staging, row_dtype, sync
 
-FIELD = "image"
 _UNRECORDED_MAX = 2  # sealed shards that wait for the disk; an interruption loses their work
 _FLUSH_BYTES = 64 << 20  # send a shard to disk while it fills: the last sync then has little left
 
@@ -46,7 +45,7 @@ class ShardSequence:
         self._format = formats.load(format_name)
         self._number = number
         self._start = start
-        self._fields = [FIELD, *fields]
+        self._fields = [IMAGE, *fields]
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._sealed: list[Future[Done]] = []
         self._open_shard()

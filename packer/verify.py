@@ -17,12 +17,11 @@ from readers.boxes import Boxes
 from readers.checksum import checksum, content_digest, file_checksum
 from readers.errors import DamagedPack
 from readers.index import Column, Keys, map_columns
-from readers.manifest import MANIFEST_NAME, Manifest, PackFile, Shard
+from readers.manifest import IMAGE, MANIFEST_NAME, Manifest, PackFile, Shard
 from readers.pack import Pack, check_readable
 from readers.seekable import segment_offsets
 
 from .examine import examine_apart
-from .shards import FIELD
 
 Progress = Callable[[int, int, int], None]  # steps done, bytes since, steps in all
 _DECODE_ROWS = 64  # samples a thread decodes between two looks at the progress bar
@@ -307,7 +306,7 @@ def decode_problem(pack: Pack, row: int) -> str | None:
     index = pack.index
     try:
         image = pack.image(row)
-        values = {name: pack.field(row, name) for name in pack.manifest.fields if name != FIELD}
+        values = {name: pack.field(row, name) for name in pack.manifest.fields if name != IMAGE}
         segments = pack.segments(row)
         found = None if segments is None else segment_offsets(pack.read(row))
     except DamagedPack as error:
@@ -354,7 +353,7 @@ def _broken_promises(manifest: Manifest, columns: dict[str, Column]) -> Iterator
         starts = before[np.cumsum([0, *sizes])[:-1]] if len(length) else before
         if not np.array_equal(offset, before - np.repeat(starts, sizes)):
             yield f"{name}.offset", "offsets are not the sums of the lengths before"
-        wrong = length < (1 if name == FIELD else 0)
+        wrong = length < (1 if name == IMAGE else 0)
         if np.any(wrong):
             yield f"{name}.length", f"sample {int(np.argmax(wrong))} has no bytes"
         bounds = columns.get(f"{name}.segment_offset")

@@ -13,6 +13,7 @@ from .errors import DamagedPack, NoPermission, NotAPack
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 REJECTED_NAME = "rejected.jsonl"  # what was left out of a pack, and why
+IMAGE = "image"  # the field that every pack has
 MANIFEST_BYTES_MAX = 1 << 28  # a manifest of a million classes has 30 MB; more is not a manifest
 
 

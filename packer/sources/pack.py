@@ -13,7 +13,7 @@ import numpy as np
 
 from readers.errors import DamagedPack, SourceError
 from readers.index import Column
-from readers.manifest import MANIFEST_NAME, Field
+from readers.manifest import IMAGE, MANIFEST_NAME, Field
 from readers.pack import Pack, check_files
 
 from ..images.inspect import Reject
@@ -22,7 +22,6 @@ from . import File, Given, Listing
 if TYPE_CHECKING:
     from readers.odd import Rule
 
-_FIELD = "image"
 _VERIFY = "`dspack verify` lists all the damage of a pack"
 
 
@@ -55,7 +54,7 @@ class Source:
     @property
     def field(self) -> Field:
         """How the pack stores its images."""
-        return self._pack.manifest.fields[_FIELD]
+        return self._pack.manifest.fields[IMAGE]
 
     @cached_property
     def _rows(self) -> dict[str, int]:
@@ -72,9 +71,9 @@ class Source:
             manifest.classes, index["label"], manifest.splits, index["split"], numbered=False
         )
         for name, about in manifest.fields.items():
-            if name != _FIELD and about.odd is None:
+            if name != IMAGE and about.odd is None:
                 listing.fields.append(_PackField(name, about, self))
-            elif name != _FIELD:  # such an image needs a rule of its own, which no option states
+            elif name != IMAGE:  # such an image needs a rule of its own, which no option states
                 listing.left_out[f"field {name}"] = manifest.num_samples
         if manifest.num_rejected:
             listing.warnings.append(
@@ -84,7 +83,7 @@ class Source:
 
     def read(self, path: str) -> File:
         """An image as a file: pixels, uint8 or uint16 RGB, as a PNG that is not compressed."""
-        data, kind = self._value(path, _FIELD), None
+        data, kind = self._value(path, IMAGE), None
         if self.field.kind == "array":
             pixels = np.frombuffer(data, self.field.dtype).reshape(self.field.shape or ())
             parameters = [cv2.IMWRITE_PNG_COMPRESSION, 0]
@@ -97,7 +96,7 @@ class Source:
         """A stored value, whatever it is. Raises Reject."""
         row, index = self._rows[path], self._pack.index
         return Copy(
-            self._value(path, _FIELD),
+            self._value(path, IMAGE),
             int(index["width"][row]),
             int(index["height"][row]),
             int(index["orientation"][row]),
@@ -115,7 +114,7 @@ class Source:
             raise Reject("damaged in the source pack", error.reason) from None
 
     def stamp(self, path: str) -> tuple[int, int]:
-        return self.stamp_field(path, _FIELD)
+        return self.stamp_field(path, IMAGE)
 
     def stamp_field(self, path: str, name: str) -> tuple[int, int]:
         return (int(self._pack.index[f"{name}.length"][self._rows[path]]), self._modified_ns)
