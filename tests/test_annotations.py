@@ -159,6 +159,8 @@ def test_given_classes_are_matched_by_name(tmp_path: Path) -> None:
     assert stored(annotations.find("a.jpg", b"", SIZE)) == [[0, 0, 1, 1, 0]]
     with pytest.raises(SourceError, match="category 'owl' is not in the given class map"):
         from_coco(tmp_path, text, classes=["cat", "dog"])
+    with pytest.raises(SourceError, match="'owl' is not in the given class map, but 'owl ' is"):
+        from_coco(tmp_path, text, classes=["cat", "dog", "owl "])
 
 
 def test_the_members_may_come_in_any_order(tmp_path: Path) -> None:

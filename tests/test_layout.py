@@ -225,6 +225,12 @@ def test_a_class_that_a_given_map_lacks_is_an_error() -> None:
         planned("a/1.jpg", "b/1.jpg", classes=["a"])
 
 
+@pytest.mark.parametrize("near", ["cat ", "Cat", " c at"])
+def test_a_class_that_only_looks_like_one_of_a_given_map_is_shown(near: str) -> None:
+    with pytest.raises(SourceError, match=f"'cat' is not in the given class map, but '{near}' is"):
+        planned("cat/1.jpg", "dog/1.jpg", classes=["dog", near])
+
+
 def test_a_class_map_comes_from_a_text_file(tmp_path: Path) -> None:
     text = tmp_path / "classes.txt"
     text.write_bytes("\ufeffzebra\r\nant\r\n\r\nBär\r\n".encode())

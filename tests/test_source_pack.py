@@ -153,6 +153,8 @@ def test_a_part_of_a_folder(tmp_path: Path, folder: Path) -> None:
     [
         (Part(splits=("dev",)), "no split 'dev'; it has train, val"),
         (Part(classes=("dog",)), "no class 'dog'; it has class_0, class_1"),
+        (Part(classes=("class_0, class_1",)), "no class ' class_1', but 'class_1'; it has class_0"),
+        (Part(splits=("Val",)), "no split 'Val', but 'val'; it has train, val"),
         (Part(splits=("val",), classes=("class_2",)), "no sample is in these"),
     ],
 )

@@ -25,6 +25,7 @@ from ..boxes import BROKEN, NO_SIZE, Annotated, Rows
 from ..images.geometry import Size
 from ..images.inspect import Reject
 from ..json_stream import JsonStream
+from ..plan.names import not_in_class_map
 from ..sources import File
 
 CROWD = "a crowd region, left out"
@@ -252,10 +253,7 @@ def _classes(
     if given is None:
         return tuple(names[category] for category in order), {c: i for i, c in enumerate(order)}
     if unknown := [name for name in names.values() if name not in given]:
-        raise SourceError(
-            f"category {printable(unknown[0])!r} is not in the given class map",
-            path=readings[0].path,
-        )
+        raise SourceError(not_in_class_map("category", unknown[0], given), path=readings[0].path)
     return tuple(given), {category: given.index(names[category]) for category in order}
 
 

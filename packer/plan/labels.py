@@ -14,6 +14,7 @@ from readers.errors import SourceError, printable
 
 from ..sources import Given, Listing
 from .layout import Plan, class_warnings, totals_of
+from .names import not_in_class_map
 
 _NUMBER = re.compile(r"-1|0|[1-9][0-9]*")  # 007 is a name
 _LABEL_MAX = 1 << 20  # more classes than any set of images has: such numbers are something else
@@ -117,6 +118,6 @@ def _by_name(given: Given, classes: Sequence[str], root: Path) -> npt.NDArray[np
     for i in used:
         name = given.classes[i]
         if name not in class_ids:
-            raise SourceError(f"class {printable(name)!r} is not in the given class map", path=root)
+            raise SourceError(not_in_class_map("class", name, classes), path=root)
         new[i] = class_ids[name]
     return new[given.labels]

@@ -18,6 +18,7 @@ from readers.manifest import Manifest
 
 from ..sources import Listing, is_tar
 from . import class_names
+from .names import not_in_class_map
 
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
 LAYOUTS = ("auto", "classes", "splits", "flat")
@@ -59,9 +60,7 @@ def plan(
     found = _class_names(listing, has_splits, kind_of)
     class_names = list(classes) if classes is not None else found
     if unknown := sorted({name for _, name, _ in places} - {"", *class_names}):
-        raise SourceError(
-            f"class {printable(unknown[0])!r} is not in the given class map", path=root
-        )
+        raise SourceError(not_in_class_map("class", unknown[0], class_names), path=root)
     class_ids = {name: i for i, name in enumerate(class_names)} | {"": -1}
     split_ids = {name: i for i, name in enumerate(splits)} | {"": -1}
     labels = np.repeat([class_ids[name] for _, name, _ in places], num_files)

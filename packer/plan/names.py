@@ -1,11 +1,11 @@
-"""Keys that another file system, or a person, would take for one another."""
+"""Names that another file system, or a person, would take for one another."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from readers.errors import printable
 
@@ -29,6 +29,23 @@ def name_warnings(keys: Sequence[str]) -> list[str]:
             f"Windows does not allow ({printable(stand_ins[0])})"
         )
     return warnings
+
+
+def but_for_spaces(name: str, known: Iterable[str]) -> str | None:
+    """The known name that differs from this one in spaces, case or Unicode form alone."""
+    folded = _without_spaces(name)
+    return next((other for other in known if _without_spaces(other) == folded), None)
+
+
+def not_in_class_map(what: str, name: str, classes: Iterable[str]) -> str:
+    """What is wrong with the `name` of a class or category."""
+    near = but_for_spaces(name, classes)
+    but = "" if near is None else f", but {printable(near)!r} is"
+    return f"{what} {printable(name)!r} is not in the given class map{but}"
+
+
+def _without_spaces(name: str) -> str:
+    return "".join(_fold(name).split())
 
 
 def _alike(keys: Sequence[str]) -> list[list[str]]:

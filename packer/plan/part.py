@@ -13,6 +13,7 @@ import numpy.typing as npt
 from readers.errors import SourceError, printable
 
 from .layout import Plan
+from .names import but_for_spaces
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ def take_number(plan: Plan, num_samples: int | None) -> Plan:
 
 def _check_known(what: str, names: Sequence[str], known: Sequence[str], root: Path) -> None:
     if unknown := [name for name in names if name not in known]:
+        near = but_for_spaces(unknown[0], known)
+        but = "" if near is None else f", but {printable(near)!r}"
         shown = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
         raise SourceError(
-            f"no {what} {printable(unknown[0])!r}; it has {printable(shown) or 'none'}", path=root
+            f"no {what} {printable(unknown[0])!r}{but}; it has {printable(shown) or 'none'}",
+            path=root,
         )
