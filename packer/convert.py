@@ -15,8 +15,6 @@ import numpy as np
 
 from readers.checksum import checksum
 from readers.errors import DestinationError, RejectsError, printable
-from readers.index import Column
-from readers.manifest import Manifest
 from readers.version import __version__
 
 from . import duplicates
@@ -24,16 +22,16 @@ from .annotations import add_boxes, shown_folders
 from .destination import check_destination, existing_parent
 from .fields import add_fields, stamper
 from .memory import keep_freed_memory
-from .options import Options
+from .options import Job, Options
 from .plan import labels, layout
 from .plan.names import name_warnings
 from .plan.part import take_number, take_splits_and_classes
 from .plan.split import split
 from .prepare import settle
 from .prepare_all import prepare_all
-from .publish import RejectedFile, changes, finish, keys_of
+from .publish import Finished, RejectedFile, changes, finish, keys_of
 from .shards import ShardSequence
-from .sources import FieldSource, Listing, Scanning, Source, open_source, unseen
+from .sources import Scanning, Source, open_source, unseen
 from .staging import Done, Staging, fingerprint
 
 _GO_ON_ADVICE = (
@@ -91,25 +89,19 @@ def convert(
     started = time.monotonic()
     keep_freed_memory()
     check_destination(out, source_path, overwrite=overwrite, force=force)
-    source, listing, plan = list_source(source_path, out, options, scanning)
-    options = replace(options, pixels=settle(source, plan.keys, options.pixels))
-    fields = listing.fields
-    staging = Staging(out, _plan_json(source, plan, options, fields), overwrite=overwrite)
+    job = list_source(source_path, out, options, scanning)
+    staging = Staging(out, _plan_json(job), overwrite=overwrite)
     try:
-        done = _drop_changed(staging.finished(), stamper(source, fields), plan, threads)
+        done = _drop_changed(staging.finished(), job, threads)
         staging.keep(done)
         num_resumed = sum(len(shard.rows) for shard in done)
-        done += _pack_rest(
-            staging, done, source, fields, plan, options, threads, io_threads, progress
-        )
-        rejected, dropped = _rejected(listing, plan, done)
-        _refuse(staging, rejected, done, source, strict)
-        listing.left_out.update(reject.reason for reject in dropped)
-        manifest, index, copies = finish(
-            staging, done, source, listing, plan, options, rejected, dropped
-        )
+        done += _pack_rest(staging, job, done, threads, io_threads, progress)
+        rejected, dropped = _rejected(job, done)
+        _refuse(staging, rejected, done, job.source, strict)
+        job.listing.left_out.update(reject.reason for reject in dropped)
+        finished = finish(staging, job, done, rejected, dropped)
         check_destination(out, source_path, overwrite=overwrite, force=force)  # it may be new
-        staging.publish(manifest.to_json())
+        staging.publish(finished.manifest.to_json())
     except OSError as error:
         raise DestinationError(
             f"cannot be written: {os.strerror(error.errno) if error.errno else error}",
@@ -125,17 +117,14 @@ def convert(
         raise KeyboardInterrupt(_kept(staging.finished())) from None
     finally:
         staging.close()
-    return _summary(
-        out, manifest, index, copies, listing, plan, done, rejected, num_resumed, started
-    )
+    return _summary(out, job, done, rejected, finished, num_resumed, started)
 
 
-def list_source(
-    source_path: Path, out: Path, options: Options, scanning: Scanning = unseen
-) -> tuple[Source, Listing, layout.Plan]:
+def list_source(source_path: Path, out: Path, options: Options, scanning: Scanning = unseen) -> Job:
     """The source, all that it holds, and the samples to be. Writes nothing that has a name.
 
-    Raises SourceError, and DestinationError without room to unpack an archive beside `out`.
+    Raises SourceError, MissingDependency, and DestinationError without room to unpack an archive
+    beside `out`.
     """
     source = open_source(
         source_path,
@@ -161,14 +150,14 @@ def list_source(
         plan = split(plan, options.new_splits, source.root, mix=bool(options.part.splits))
     plan = take_number(plan, options.part.limit)
     plan.warnings.extend(name_warnings(plan.keys))
-    return source, listing, plan
+    options = replace(options, pixels=settle(source, plan.keys, options.pixels))
+    return Job(source, listing, plan, options)
 
 
-def _plan_json(
-    source: Source, plan: layout.Plan, options: Options, fields: Sequence[FieldSource] = ()
-) -> dict[str, Any]:
+def _plan_json(job: Job) -> dict[str, Any]:
+    plan, options = job.plan, job.options
     return {
-        "source": os.path.realpath(source.root),
+        "source": os.path.realpath(job.source.root),
         "listing": fingerprint(
             [*plan.keys, "", *plan.classes, "", *plan.splits, "", _label_checksum(plan)]
         ),
@@ -179,7 +168,8 @@ def _plan_json(
         "drop_duplicates": options.drop_duplicates,
         "pixels": options.pixels.describe(),
         "fields": [
-            [field.name, field.about.kind, list(field.about.classes or ())] for field in fields
+            [field.name, field.about.kind, list(field.about.classes or ())]
+            for field in job.listing.fields
         ],
         "boxes": options.boxes and options.boxes.describe(),
         "patterns": dict(options.describe_fields()),
@@ -191,14 +181,13 @@ def _label_checksum(plan: layout.Plan) -> str:
     return checksum(plan.labels.tobytes() + plan.split_ids.tobytes()).hex()
 
 
-def _drop_changed(
-    done: list[Done], stamp: Callable[[str], tuple[int, int]], plan: layout.Plan, threads: int
-) -> list[Done]:
+def _drop_changed(done: list[Done], job: Job, threads: int) -> list[Done]:
     """The finished shards up to the first one of which a file has changed since."""
+    stamp = stamper(job.source, job.listing.fields)
     with ThreadPoolExecutor(max(threads, 16)) as pool:
         for number, shard in enumerate(done):
             entries, *stored = zip(*shard.stamps(), strict=True)
-            now = pool.map(stamp, [plan.keys[entry] for entry in entries])
+            now = pool.map(stamp, [job.plan.keys[entry] for entry in entries])
             if list(now) != list(zip(*stored, strict=True)):
                 return done[:number]
     return done
@@ -206,16 +195,14 @@ def _drop_changed(
 
 def _pack_rest(
     staging: Staging,
+    job: Job,
     done: Sequence[Done],
-    source: Source,
-    fields: Sequence[FieldSource],
-    plan: layout.Plan,
-    options: Options,
     threads: int,
     io_threads: int | None,
     progress: Progress,
 ) -> list[Done]:
     """Pack the plan's entries behind the finished shards; returns the new shards."""
+    plan, options, fields = job.plan, job.options, job.listing.fields
     start = done[-1].stop if done else 0
     progress(start, 0, len(plan))
     writer = ShardSequence(
@@ -230,7 +217,7 @@ def _pack_rest(
     try:
         entries, decode = range(start, len(plan)), options.check == "decode"
         every = prepare_all(
-            source,
+            job.source,
             plan.keys,
             entries,
             threads,
@@ -258,16 +245,14 @@ def _kept(done: Sequence[Done]) -> str:
     return f"finished shards: {len(done)}, samples: {num_samples}; the same command goes on there"
 
 
-def _rejected(
-    listing: Listing, plan: layout.Plan, done: Sequence[Done]
-) -> tuple[list[RejectedFile], list[RejectedFile]]:
+def _rejected(job: Job, done: Sequence[Done]) -> tuple[list[RejectedFile], list[RejectedFile]]:
     """The rejects, and the duplicates that were to be dropped."""
-    rejected = [RejectedFile(path, reason, "") for path, reason in sorted(listing.rejected)]
+    rejected = [RejectedFile(path, reason, "") for path, reason in sorted(job.listing.rejected)]
     dropped: list[RejectedFile] = []
     for shard in done:
         for r in shard.rejected:
             files = dropped if r.reason == duplicates.DUPLICATE else rejected
-            files.append(RejectedFile(plan.keys[r.entry], r.reason, r.detail))
+            files.append(RejectedFile(job.plan.keys[r.entry], r.reason, r.detail))
     return rejected, dropped
 
 
@@ -303,16 +288,14 @@ def _refuse(
 
 def _summary(
     out: Path,
-    manifest: Manifest,
-    columns: dict[str, Column],
-    copies: Sequence[duplicates.Copies],
-    listing: Listing,
-    plan: layout.Plan,
+    job: Job,
     done: Sequence[Done],
     rejected: Sequence[RejectedFile],
+    finished: Finished,
     num_resumed: int,
     started: float,
 ) -> Summary:
+    plan, (manifest, columns, copies) = job.plan, finished
     counts = np.bincount(columns["split"] + 1, minlength=len(plan.splits) + 1)
     files = [file for shard in manifest.shards for file in shard.files] + list(manifest.files)
     return Summary(
@@ -325,7 +308,7 @@ def _summary(
         content_digest=manifest.content_digest,
         by_split={name: int(counts[i + 1]) for i, name in enumerate(plan.splits)},
         rejected=layout.count(reject.reason for reject in rejected),
-        left_out=dict(sorted(listing.left_out.items())),
+        left_out=dict(sorted(job.listing.left_out.items())),
         changed=changes(done),
         warnings=layout.count(warning for shard in done for _, warning in shard.warnings),
         notes=plan.warnings + duplicates.notes(copies, keys_of(columns)),

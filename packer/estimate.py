@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from .convert import list_source
 from .destination import check_destination, existing_parent
 from .options import Options
 from .plan import layout
-from .prepare import Prepared, settle
+from .prepare import Prepared
 from .prepare_all import prepare_all
 from .sources import Scanning, unseen
 
@@ -56,8 +56,8 @@ def estimate(
     Raises what convert would raise before its first write.
     """
     check_destination(out, source_path, overwrite=overwrite, force=force)
-    source, listing, plan = list_source(source_path, out, options, scanning)
-    options = replace(options, pixels=settle(source, plan.keys, options.pixels))
+    job = list_source(source_path, out, options, scanning)
+    source, listing, plan, options = job.source, job.listing, job.plan, job.options
     with ThreadPoolExecutor(64) as pool:  # a stat each: deep enough for a slow mount
         sizes = [size for size, _ in pool.map(source.stamp, plan.keys)]
         field_sizes = {

@@ -8,8 +8,10 @@ from pathlib import Path
 from .annotations import BoxesOption
 from .fields import Pattern
 from .images.pixels import PixelOptions
+from .plan.layout import Plan
 from .plan.part import Part
 from .plan.split import NewSplits
+from .sources import Listing, Source
 
 # Resuming repeats half a shard on average, which is seconds; and the 300 shards of ImageNet are few
 # enough for every process to hold open.
@@ -38,3 +40,13 @@ class Options:
     def describe_fields(self) -> list[tuple[str, str]]:
         """The patterns of further fields, as JSON has them."""
         return [(pattern.name, pattern.text) for pattern in self.fields]
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a run needs to know before its first write: what is to be packed, and how."""
+
+    source: Source
+    listing: Listing
+    plan: Plan
+    options: Options  # with what packer.prepare.settle found out

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,9 @@ from readers.version import __version__
 
 from . import duplicates
 from .images.pixels import PixelOptions
-from .options import Options
+from .options import Job
 from .plan import layout
 from .shards import pack_file
-from .sources import Listing, Source
 from .staging import Done, Staging
 
 
@@ -35,21 +34,26 @@ class RejectedFile:
     detail: str
 
 
+class Finished(NamedTuple):
+    """What a pack consists of but for its shards, and the samples that are copies of others."""
+
+    manifest: Manifest
+    columns: dict[str, Column]
+    copies: list[duplicates.Copies]
+
+
 def finish(
     staging: Staging,
+    job: Job,
     done: Sequence[Done],
-    source: Source,
-    listing: Listing,
-    plan: layout.Plan,
-    options: Options,
     rejected: Sequence[RejectedFile],
     dropped: Sequence[RejectedFile],
-) -> tuple[Manifest, dict[str, Column], list[duplicates.Copies]]:
-    """Write the index, and the list of rejects and dropped duplicates; returns the manifest, the
-    index and the samples that are copies of each other."""
+) -> Finished:
+    """Write the index, and the list of rejects and dropped duplicates."""
+    plan, options = job.plan, job.options
     staging.clear_index()
     filled = [shard for shard in done if len(shard.rows)]
-    further = {field.name: field.about for field in listing.fields}
+    further = {field.name: field.about for field in job.listing.fields}
     fields = [IMAGE, *further]
     columns = _columns(filled, plan, fields)
     names = [*save_columns(staging.pack, columns), REJECTED_NAME]
@@ -76,9 +80,9 @@ def finish(
         files=tuple(pack_file(staging.pack, name) for name in names),
         content_digest=content_digest(plan.classes, plan.splits, columns, fields),
         num_rejected=len(rejected),
-        made=_made(source, listing, options, done, rejected),
+        made=_made(job, done, rejected),
     )
-    return manifest, columns, copies
+    return Finished(manifest, columns, copies)
 
 
 def keys_of(columns: dict[str, Column]) -> Keys:
@@ -142,14 +146,9 @@ def _columns(filled: Sequence[Done], plan: layout.Plan, fields: Sequence[str]) -
     return columns | {name: column for name, column in odd.items() if column.any()}
 
 
-def _made(
-    source: Source,
-    listing: Listing,
-    options: Options,
-    done: Sequence[Done],
-    rejected: Sequence[RejectedFile],
-) -> dict[str, Any]:
+def _made(job: Job, done: Sequence[Done], rejected: Sequence[RejectedFile]) -> dict[str, Any]:
     """How the pack was made, for people."""
+    options = job.options
     fields = {"fields": dict(options.describe_fields())} if options.fields else {}
     boxes = {"boxes": options.boxes.describe()} if options.boxes else {}
     return {
@@ -157,7 +156,7 @@ def _made(
         **boxes,
         "by": f"dspack {__version__}",
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "source": os.path.realpath(source.root),
+        "source": os.path.realpath(job.source.root),
         "check": options.check,
         "layout": options.layout,
         "part": asdict(options.part),
@@ -165,7 +164,7 @@ def _made(
         "drop_duplicates": options.drop_duplicates,
         "pixels": options.pixels.describe(),
         "shard_bytes": options.shard_bytes,
-        "left_out": dict(sorted(listing.left_out.items())),
+        "left_out": dict(sorted(job.listing.left_out.items())),
         "rejected": layout.count(reject.reason for reject in rejected),
         "changed": changes(done),
         "warnings": layout.count(warning for shard in done for _, warning in shard.warnings),

@@ -252,6 +252,6 @@ def test_other_labels_are_not_taken_for_a_resumed_run(root: Path, tmp_path: Path
     for text in ("a/1.jpg,cat\nb/3.jpg,dog", "a/1.jpg,cat\nb/3.jpg,cat\n"):
         source_path = csv(root, f"path,label\n{text}")
         options = Options("memmap", classes=("cat", "dog"))
-        source, _, plan = list_source(source_path, tmp_path / "pack", options)
-        plans.append(_plan_json(source, plan, options)["listing"])
+        job = list_source(source_path, tmp_path / "pack", options)
+        plans.append(_plan_json(job)["listing"])
     assert plans[0] != plans[1]
