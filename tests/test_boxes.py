@@ -224,6 +224,16 @@ def test_yolo_names_are_found_beside_the_folder_images(tmp_path: Path, name: str
     assert boxes_of(tmp_path / "pack") == EXPECTED
 
 
+def test_yolo_from_within_the_folder_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option = annotated_set(tmp_path / "set", "yolo")
+    monkeypatch.chdir(tmp_path / "set" / "images")
+    pack(Path("."), tmp_path / "pack", option)
+    assert readers.open(tmp_path / "pack").manifest.fields["boxes"].classes == NAMES
+    assert boxes_of(tmp_path / "pack") == EXPECTED
+
+
 # Orientation and sizes
 
 

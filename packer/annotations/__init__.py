@@ -171,7 +171,7 @@ def _of_files(option: BoxesOption, source: Source, listing: Listing) -> BoxesFie
             "has no files that could be annotations", path=source.root, advice="use COCO's JSON"
         )
     usual = {
-        "yolo": _UsualLabels(NAME, "labels/{stem}.txt", source.root.name),
+        "yolo": _UsualLabels(NAME, "labels/{stem}.txt", _name(source)),
         "voc": Pattern(NAME, "../Annotations/{stem}.xml"),
     }
     files = pattern_field(option.pattern or usual[option.kind], source, listing)
@@ -188,13 +188,17 @@ def _of_files(option: BoxesOption, source: Source, listing: Listing) -> BoxesFie
     )
 
 
+def _name(source: Source) -> str:
+    return source.root.absolute().name  # of `.`, too
+
+
 def _field(annotations: Annotations, values: Values) -> BoxesField:
     return BoxesField(annotations, values, Field("boxes", classes=annotations.classes))
 
 
 def _yolo_classes(source: SourceOfFiles, listing: Listing) -> tuple[str, ...]:
     """The names in the first of the usual files that is there; none without one."""
-    above = [f"../{name}" for name in _CLASS_FILES] if source.root.name == "images" else []
+    above = [f"../{name}" for name in _CLASS_FILES] if _name(source) == "images" else []
     for name in (*_CLASS_FILES, *above):
         try:
             data = source.read_beside(name).data
