@@ -119,20 +119,27 @@ def raw(photos: Path, work: Path, rounds: int) -> None:
     data = np.frombuffer(b"".join(pack.read(i) for i in range(len(pack))), np.uint8)
     pixels = data.reshape(len(pack), SIZE, SIZE, 3)
 
-    def copying() -> float:
-        order = np.random.default_rng(0).permutation(len(pixels))
+    def copying(mirror: bool = False) -> float:
+        random = np.random.default_rng(0)
+        order, mirrored = random.permutation(len(pixels)), random.random(len(pixels)) < 0.5
         out = np.empty((BATCH, SIZE, SIZE, 3), np.uint8)
         started = time.perf_counter()
         for start in range(0, len(order) - BATCH + 1, BATCH):
             np.take(pixels, order[start : start + BATCH], axis=0, out=out, mode="clip")
+            if mirror:
+                some = mirrored[start : start + BATCH]
+                out[some] = out[some, :, ::-1]
         return len(order) // BATCH * BATCH / (time.perf_counter() - started)
 
     contenders = {"Loader": loader(path, scale=None, check=False)}
+    contenders["NumPy, mirroring"] = lambda: copying(mirror=True)
     contenders["Loader, checksums compared"] = loader(path, scale=None)
     if importable("torch"):
         contenders["DataLoader"] = data_loader(path, mirror, check=False)
     ratios = compare(copying, contenders, rounds)
     report("raw 224, Loader: speed / NumPy copying in one thread", ratios["Loader"], at_least=0.5)
+    pairs = zip(ratios["Loader"], ratios["NumPy, mirroring"], strict=True)
+    report("raw 224, Loader: speed / NumPy that mirrors as well", [a / b for a, b in pairs])
     checked = ratios["Loader, checksums compared"]
     report("raw 224, Loader with checksums: speed / NumPy copying in one thread", checked)
     if "DataLoader" in ratios:
