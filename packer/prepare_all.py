@@ -115,20 +115,27 @@ def _prepare_small(
             if _mean_bytes(batch_done) > _SMALL_BYTES:
                 return None
             if second is None and two and entries.stop - start >= _SHARED_FILES_MIN:
-                batch_files = _SHARED_BATCH_FILES
-                firsts = list(range(start, entries.stop, batch_files))
-                theirs = [firsts[i] for i in range(len(firsts)) if i % 5 in _THEIRS_OF_5]
-                try:
-                    second = SecondProcess(
-                        work, [range(i, min(i + batch_files, entries.stop)) for i in theirs]
-                    )
-                except OSError:  # this user may have no more processes, or this one no more files
-                    two = False
+                batch_files, two = _SHARED_BATCH_FILES, False
+                second = _second_process(work, range(start, entries.stop))
             elif second is None:
                 batch_files = _files_like(batch_done)
     finally:
         if second is not None:
             second.close()
+
+
+def _second_process(
+    work: Callable[[range], list[Prepared]], entries: range
+) -> SecondProcess[list[Prepared]] | None:
+    """One that does its share of `entries`, batch by batch; None where there may be none."""
+    batches = [
+        entries[i : i + _SHARED_BATCH_FILES] for i in range(0, len(entries), _SHARED_BATCH_FILES)
+    ]
+    theirs = [batch for number, batch in enumerate(batches) if number % 5 in _THEIRS_OF_5]
+    try:
+        return SecondProcess(work, theirs)
+    except OSError:  # this user may have no more processes, or this process no more files
+        return None
 
 
 def _mean_bytes(batch: list[Prepared]) -> int:
