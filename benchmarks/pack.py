@@ -34,6 +34,7 @@ from readers import formats
 
 NUM_PHOTOS, NUM_TINY, NUM_ARCHIVED = 20_000, 50_000, 5_000
 MILLION = 1_000_000
+SETTLING_SECONDS = 2  # a disk is busy for a while behind a sync, with what came before
 
 
 def main() -> None:
@@ -104,9 +105,11 @@ def against_tar(folder: Path, work: Path, rounds: int, *, cold: bool, limit: flo
     title = f"convert --check header, {folder.name}, {'cold' if cold else 'warm'} cache"
     ratios: dict[str, list[float]] = {name: [] for name in formats.names()}
     warm_up(folder)
-    for _ in range(rounds):
+    for number in range(rounds):
         tar = timed(["tar", "cf", str(work / "out.tar"), str(folder)], work / "out.tar", cold)
-        for name in ratios:
+        names = list(ratios)
+        first = number % len(names)  # another one behind tar each round: that one is at a loss
+        for name in names[first:] + names[:first]:
             out = work / f"out.{name}"
             ratios[name].append(timed(convert(folder, out, name, "header"), out, cold) / tar)
     for name, values in ratios.items():
@@ -333,6 +336,7 @@ def timed(command: list[str], out: Path, cold: bool) -> float:
     if out.exists():  # of a run that was interrupted
         remove(out)
     os.sync()
+    time.sleep(SETTLING_SECONDS)
     if cold:
         Path("/proc/sys/vm/drop_caches").write_text("3")
     started = time.perf_counter()
