@@ -170,7 +170,9 @@ def _made(job: Job, done: Sequence[Done], rejected: Sequence[RejectedFile]) -> d
         "warnings": layout.count(warning for shard in done for _, warning in shard.warnings),
         "python": platform.python_version(),
         "libraries": {
-            name: sys.modules[name].__version__ for name in _LIBRARIES if name in sys.modules
+            name: getattr(sys.modules[name], "__version__", None)
+            for name in _LIBRARIES
+            if name in sys.modules
         },
     }
 

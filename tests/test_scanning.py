@@ -13,6 +13,7 @@ import sys
 import tarfile
 import termios
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -134,31 +135,35 @@ cli.main(["convert", {str(path)!r}, "--to", "memmap"])
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What bars take for the time: `now`, in seconds."""
+    time = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: time.now)
+    return time
+
+
 def test_a_second_count_has_its_own_clock(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     bar = progress.ProgressBar("verify")
     bar(0, 0, 100)
-    now = 50.0
+    clock.now = 50.0
     bar(100, 60_000_000, 100)  # the checksums
     capsys.readouterr()
     bar(0, 0, 100)  # the images
-    now = 70.0
+    clock.now = 70.0
     bar(40, 0, 100)
     assert "40 of 100 samples, 2 samples/s, 0 MB/s, 30 s left" in capsys.readouterr().err
 
 
 def test_unpacking_before_does_not_count_as_packing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     bar = progress.ProgressBar("convert")
-    now = 100.0  # an archive was unpacked meanwhile
+    clock.now = 100.0  # an archive was unpacked meanwhile
     bar(0, 0, 100)
     assert capsys.readouterr().err == ""
-    now = 120.0
+    clock.now = 120.0
     bar(40, 60_000_000, 100)
     assert "40 of 100 samples, 2 samples/s, 3 MB/s, 30 s left" in capsys.readouterr().err

@@ -354,6 +354,22 @@ def test_a_read_in_pieces_is_whole(one_file: Source, monkeypatch: pytest.MonkeyP
     assert one_file.read("cat/1.jpg").data == IMAGE
 
 
+@pytest.mark.parametrize("call", ["read", "read_beside"])
+def test_a_mount_that_gives_pieces_without_waiting_is_waited_for(
+    one_file: Source, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """As 9p does, in which WSL has Windows' drives."""
+    read, sizes = os.read, []
+
+    def piece(descriptor: int, size: int) -> bytes:
+        sizes.append(size)
+        return read(descriptor, size if os.get_blocking(descriptor) else min(size, 100))
+
+    monkeypatch.setattr(os, "read", piece)
+    assert getattr(one_file, call)("cat/1.jpg").data == IMAGE
+    assert sizes == [len(IMAGE), len(IMAGE) - 100]
+
+
 def test_a_folder_that_cannot_be_listed_is_an_error_that_names_it(
     one_file: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,8 @@ class Source:
                     advice="run again, with --overwrite if that is meant",
                 )
             data = os.read(descriptor, status.st_size)
+            if len(data) < status.st_size:
+                os.set_blocking(descriptor, True)  # or 9p, WSL's Windows drives, reads by the piece
             while len(data) < status.st_size:  # Linux reads 2 GiB at most, and mounts may do less
                 more = os.read(descriptor, status.st_size - len(data))
                 if not more:
