@@ -164,19 +164,20 @@ class BatchLoader(Epochs):
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, numbers = self._begin()
-        plans = self._plans(epoch, numbers)
+        planned = self._planned(epoch, numbers)
         with Pipeline(
-            lambda number: _BatchJob(self, epoch, *next(plans)),  # called one by one, in order
+            lambda number: next(planned),  # called one by one, in order
             numbers,
             num_threads=self.threads,
             ahead=self.prefetch_batches,
         ) as jobs:
-            yield from self._counted(map(_BatchJob.batch, jobs))
+            yield from self._counted(job.batch() for job in jobs)
         self._end(epoch)
 
-    def _plans(self, epoch: int, numbers: range) -> Iterator[tuple[Picked, list[Task]]]:
-        """What is in each batch, and what to do for it; worked out for several batches at once,
-        for much of the cost is by the call and not by the sample."""
+    def _planned(self, epoch: int, numbers: range) -> Iterator[_Copying | _Rendering]:
+        """The jobs of some batches, worked out for several of them at once, for much of the cost
+        is by the call and not by the sample."""
+        renderer = self.renderer
         step = max(_PLANNED_TOGETHER // self.order.batch_size, 1)
         for start in range(numbers.start, numbers.stop, step):
             picked = [
@@ -184,30 +185,83 @@ class BatchLoader(Epochs):
                 for number in range(start, min(start + step, numbers.stop))
             ]
             joined = Picked(*map(np.concatenate, zip(*picked, strict=True)))
-            tasks = iter(self.renderer.tasks(epoch, joined))
+            if renderer.copies:
+                plan: Iterator[Any] = iter(renderer.mirrored(epoch, joined))
+            else:
+                plan = iter(renderer.tasks(epoch, joined))
+            kind = _Copying if renderer.copies else _Rendering
             for batch in picked:
-                yield batch, list(islice(tasks, len(batch.samples)))
+                renderer.announce(epoch, batch)
+                yield kind(self, epoch, batch, list(islice(plan, len(batch.samples))))
 
 
-_PLANNED_TOGETHER = 512  # samples; a few milliseconds of work
+_PLANNED_TOGETHER = 2048  # samples; a few milliseconds of work
+_RENDERED_TOGETHER = 4  # samples; enough to share the cost of handing them to a thread, and few
+# enough that the threads end a batch together
 _COPIED_TOGETHER = 32  # samples; with more, mirroring finds them no longer in the cache
 
 
-class _BatchJob:
-    """One batch on its way; a part is a sample, or many where they are only copied."""
+class _Copying:
+    """A batch of stored pixels that are only copied and mirrored; a part is many samples: a
+    thread that asks for Python's lock after every picture waits for it longer than it copies."""
 
-    def __init__(self, loader: BatchLoader, epoch: int, picked: Picked, tasks: list[Task]) -> None:
+    def __init__(
+        self, loader: BatchLoader, epoch: int, picked: Picked, mirrored: list[bool]
+    ) -> None:
+        self._loader, self._epoch = loader, epoch
+        self._picked, self._mirrored = picked, mirrored
+        self._samples = picked.samples.copy()  # a damaged one makes way for another
+        self._rows = loader.pack.rows_at(picked.samples)
+        self.num_parts = -(-len(mirrored) // _COPIED_TOGETHER)
+        shape = (len(mirrored), *loader.renderer.shape)
+        self._images = loader.allocate(shape, loader.renderer.dtype)
+
+    def batch(self) -> Batch:
+        """The batch, when all its parts are done."""
+        labels = self._loader.pack.labels[self._samples]
+        return Batch(self._images, labels, self._samples, {})
+
+    def do(self, part: int) -> None:
+        places = slice(part * _COPIED_TOGETHER, (part + 1) * _COPIED_TOGETHER)
+        try:
+            self._loader.renderer.copy(
+                self._rows[places], self._mirrored[places], self._images[places]
+            )
+        except DamagedSample:
+            self._render(places)
+
+    def _render(self, places: slice) -> None:
+        """Make samples one by one, since one of them is damaged."""
+        picked = Picked(*(column[places] for column in self._picked))
+        tasks = self._loader.renderer.tasks(self._epoch, picked)
+        job = _Rendering(self._loader, self._epoch, picked, tasks, self._images[places])
+        for part in range(job.num_parts):
+            job.do(part)
+        self._samples[places] = job.batch().samples
+
+
+class _Rendering:
+    """A batch of which each sample is decoded, cropped and so on by itself; a part is a few."""
+
+    def __init__(
+        self,
+        loader: BatchLoader,
+        epoch: int,
+        picked: Picked,
+        tasks: list[Task],
+        images: npt.NDArray[Any] | None = None,
+    ) -> None:
+        """`images` is the memory for the images; by default the loader allocates it."""
         self._loader, self._epoch = loader, epoch
         self._places, self._tasks = picked.places, tasks
-        self._part_samples = _COPIED_TOGETHER if loader.renderer.copies else 1
-        self.num_parts = -(-len(self._tasks) // self._part_samples)
+        self.num_parts = -(-len(tasks) // _RENDERED_TOGETHER)
         self._values: dict[str, list[Any]] = {
-            name: [None] * len(self._tasks) for name in loader.renderer.fields
+            name: [None] * len(tasks) for name in loader.renderer.fields
         }
-        self._images: npt.NDArray[Any] | None = None
+        self._images = images
         self._lock = threading.Lock()
-        if loader.renderer.transform is None:
-            shape = (len(self._tasks), *loader.renderer.shape)
+        if images is None and loader.renderer.transform is None:
+            shape = (len(tasks), *loader.renderer.shape)
             self._images = loader.allocate(shape, loader.renderer.dtype)
 
     def batch(self) -> Batch:
@@ -231,22 +285,9 @@ class _BatchJob:
         return np.stack(values)
 
     def do(self, part: int) -> None:
-        places = range(len(self._tasks))[part * self._part_samples :][: self._part_samples]
-        if self._loader.renderer.copies and self._copy(slice(places.start, places.stop)):
-            return
-        for place in places:
+        start = part * _RENDERED_TOGETHER
+        for place in range(start, min(start + _RENDERED_TOGETHER, len(self._tasks))):
             self._make_or_skip(place)
-
-    def _copy(self, places: slice) -> bool:
-        """Copy samples that need no more, all at once; False where one is damaged."""
-        assert self._images is not None
-        try:
-            self._loader.renderer.copy(self._tasks[places], self._images[places])
-            for place in range(places.start, places.stop):
-                self._take_fields(place)
-        except DamagedSample:
-            return False
-        return True
 
     def _make_or_skip(self, place: int) -> None:
         """Make a sample, or, where it is damaged and that is wanted, the next sound one."""

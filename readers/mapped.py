@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,22 @@ class MappedValues:
         first = self._start + offset
         page = first - first % mmap.PAGESIZE
         self._map.madvise(mmap.MADV_WILLNEED, page, first + length - page)
+
+
+class MappedShard:
+    """How HDF5 and memmap shards are read: every field's values are mapped."""
+
+    def __init__(self, values: Mapping[str, MappedValues]) -> None:
+        self._values = values
+
+    def view(self, field: str, position: int, offset: int, length: int) -> memoryview:
+        return self._values[field].view(offset, length)
+
+    def announce(self, field: str, offset: int, length: int) -> None:
+        self._values[field].announce(offset, length)
+
+    def close(self) -> None:
+        self._values = {}
 
 
 def read_npy_header(path: Path) -> tuple[np.dtype[Any], tuple[int, ...], int]:

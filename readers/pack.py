@@ -220,7 +220,8 @@ class Pack:
         """One stored value without a copy; valid while the pack is open. Raises DamagedSample."""
         row, shard, position, offset, length, expected = stored
         try:
-            value = self._reader(shard).view(field, position, offset, length)
+            reader = self._readers.get(shard) or self._reader(shard)
+            value = reader.view(field, position, offset, length)
             if self.check and checksum(value) != expected:
                 raise DamagedPack("the stored bytes do not match their checksum")
         except DamagedPack as error:

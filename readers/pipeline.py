@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-# A thread takes this many parts at a time: enough to share the cost of handing them over, few
-# enough that the threads end a job together.
-_CHUNK_PARTS = 4
 _GONE_SECONDS = 1
 _REST_SECONDS = 10  # then a part is stuck, and a fork that may hang is better than one that must
 
 
 class Job(Protocol):
-    """Work in `num_parts` parts that do not depend on each other."""
+    """Work in `num_parts` parts that do not depend on each other, each large enough to be worth
+    handing over."""
 
     @property
     def num_parts(self) -> int: ...
@@ -32,11 +30,12 @@ J = TypeVar("J", bound=Job)
 
 @dataclass
 class _Slot(Generic[J]):
-    """A job on its way: the parts that nobody has taken, how many are not finished, what failed."""
+    """A job on its way: how many parts are taken, how many are not finished, what failed."""
 
     job: J | None
-    untaken: range
+    num_parts: int
     num_left: int
+    num_taken: int = 0
     errors: list[tuple[int, BaseException]] = field(default_factory=list)
 
 
@@ -57,7 +56,10 @@ class Pipeline(Generic[J]):
         self._slots: deque[_Slot[J]] = deque()
         self._beginning = self._stopped = self._resting = False
         self._num_working = 0  # threads that are not waiting
-        self._changed = threading.Condition()
+        # Two conditions of one lock: who waits for a finished job is not woken for a begun one.
+        self._lock = threading.RLock()
+        self._to_do = threading.Condition(self._lock)
+        self._finished = threading.Condition(self._lock)
         self._process = os.getpid()
         self._threads = [
             threading.Thread(target=self._work, name=f"loader-{i}", daemon=True)
@@ -75,12 +77,12 @@ class Pipeline(Generic[J]):
         self.stop()
 
     def stop(self) -> None:
-        """End the threads; each finishes the few parts that it has taken."""
+        """End the threads; each finishes the part that it has taken."""
         if self._process != os.getpid():
             return  # no threads here
-        with self._changed:
+        with self._lock:
             self._stopped = True
-            self._changed.notify_all()
+            self._to_do.notify_all()
         for thread in self._threads:
             thread.join()
             _wait_until_gone(thread)
@@ -89,10 +91,10 @@ class Pipeline(Generic[J]):
     def _next(self) -> J:
         if self._process != os.getpid():
             raise RuntimeError("the threads of this iterator were lost in a fork: call iter() anew")
-        with self._changed:
-            self._changed.wait_for(lambda: self._slots and self._slots[0].num_left == 0)
+        with self._lock:
+            self._finished.wait_for(lambda: self._slots and self._slots[0].num_left == 0)
             slot = self._slots.popleft()
-            self._changed.notify_all()
+            self._to_do.notify()
         if slot.job is None or slot.errors:
             raise min(slot.errors, key=lambda error: error[0])[1]
         return slot.job
@@ -100,49 +102,48 @@ class Pipeline(Generic[J]):
     def rest(self) -> None:
         """Let the threads finish what they have taken, and take no more until go_on()."""
         if threading.current_thread() not in self._threads:
-            with self._changed:
+            with self._lock:
                 self._resting = True
-                self._changed.wait_for(lambda: self._num_working == 0, _REST_SECONDS)
+                self._finished.wait_for(lambda: self._num_working == 0, _REST_SECONDS)
 
     def go_on(self) -> None:
         """The end of rest()."""
-        with self._changed:
+        with self._lock:
             self._resting = False
-            self._changed.notify_all()
+            self._to_do.notify_all()
 
     # What the threads do
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
-            slot, parts = taken
+            slot, part = taken
             assert slot.job is not None
-            for part in parts:
-                try:
-                    slot.job.do(part)
-                except BaseException as error:
-                    slot.errors.append((part, error))
-            with self._changed:
+            try:
+                slot.job.do(part)
+            except BaseException as error:
+                slot.errors.append((part, error))
+            with self._lock:
                 self._num_working -= 1
-                slot.num_left -= len(parts)
+                slot.num_left -= 1
                 if slot.num_left == 0 or self._resting:
-                    self._changed.notify_all()
+                    self._finished.notify_all()
             del slot, taken  # a thread that waits must not keep a job's memory
 
-    def _take(self) -> tuple[_Slot[J], range] | None:
-        """The next few parts of the oldest job that has some left; None when it is time to stop."""
-        with self._changed:
+    def _take(self) -> tuple[_Slot[J], int] | None:
+        """The next part of the oldest job that has one left; None when it is time to stop."""
+        with self._lock:
             while not self._stopped:
-                slot = next((slot for slot in self._slots if slot.untaken), None)
+                slot = next((slot for slot in self._slots if slot.num_taken < slot.num_parts), None)
                 if self._resting:
-                    self._changed.wait()
+                    self._to_do.wait()
                 elif slot is not None:
-                    parts, slot.untaken = slot.untaken[:_CHUNK_PARTS], slot.untaken[_CHUNK_PARTS:]
+                    slot.num_taken += 1
                     self._num_working += 1
-                    return slot, parts
+                    return slot, slot.num_taken - 1
                 elif self._numbers and not self._beginning and len(self._slots) <= self._ahead:
                     self._begin_job()
                 else:
-                    self._changed.wait()
+                    self._to_do.wait()
             return None
 
     def _begin_job(self) -> None:
@@ -150,18 +151,20 @@ class Pipeline(Generic[J]):
         number, self._numbers = self._numbers[0], self._numbers[1:]
         self._beginning = True
         self._num_working += 1
-        self._changed.release()
+        self._lock.release()
         try:
             job = self._begin(number)
-            slot = _Slot(job, range(job.num_parts), job.num_parts)
+            slot = _Slot(job, job.num_parts, job.num_parts)
         except BaseException as error:
-            slot = _Slot(None, range(0), 0, [(0, error)])
+            slot = _Slot(None, 0, 0, errors=[(0, error)])
         finally:
-            self._changed.acquire()
+            self._lock.acquire()
         self._num_working -= 1
         self._beginning = False
         self._slots.append(slot)
-        self._changed.notify_all()
+        self._to_do.notify_all()
+        if slot.num_left == 0 or self._resting:
+            self._finished.notify_all()
 
 
 def _wait_until_gone(thread: threading.Thread) -> None:

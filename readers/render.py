@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Sequence
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import Any, Literal, NamedTuple
 
 import cv2
@@ -98,23 +98,31 @@ class Renderer:
         one = np.ones(1, np.int64)
         self._boxes(0, Picked(one, one, one), one, one, one)  # refuses what does not fit together
 
+    def announce(self, epoch: int, picked: Picked) -> None:
+        """Tell the kernel what will be read, if this process has waited for the disk."""
+        pack = self._pack
+        if self._disk.has_waited(epoch):
+            rows = pack.rows_at(picked.samples)
+            for name in ("image", *self.fields):
+                for value in pack.stored(rows, name):
+                    pack.announce(value, name)
+
+    def mirrored(self, epoch: int, picked: Picked) -> list[bool]:
+        """Whether each sample of a batch is mirrored."""
+        if not self._train:
+            return [False] * len(picked.samples)
+        mirrored: list[bool] = flips(self._seed, epoch, picked.draws, self._flip).tolist()
+        return mirrored
+
     def tasks(self, epoch: int, picked: Picked) -> list[Task]:
         """What to do for each sample of a batch."""
         pack = self._pack
         rows = pack.rows_at(picked.samples)
         stored = {name: pack.stored(rows, name) for name in ("image", *self.fields)}
-        if self._disk.has_waited(epoch):
-            for name, values in stored.items():
-                for value in values:
-                    pack.announce(value, name)
         index = pack.index
         widths, heights = index["width"][rows], index["height"][rows]
         orientations = index["orientation"][rows]
         regions, windows = self._boxes(epoch, picked, widths, heights, orientations)
-        if self._train:
-            mirrored = flips(self._seed, epoch, picked.draws, self._flip)
-        else:
-            mirrored = np.zeros(len(rows), bool)
         columns = (
             picked.samples.tolist(),
             index["label"][rows].tolist(),
@@ -123,7 +131,7 @@ class Renderer:
             orientations.tolist(),
             map(tuple, regions.tolist()),
             map(tuple, windows.tolist()),
-            mirrored.tolist(),
+            self.mirrored(epoch, picked),
             zip(repeat(epoch), picked.draws.tolist()),
             zip(*(stored[name] for name in self.fields), strict=True)
             if self.fields
@@ -151,28 +159,25 @@ class Renderer:
     def _shows_arrays_whole(self) -> bool:
         """Whether the arrays that the pack stores are the result already, but for mirroring."""
         assert self._array is not None
-        whole = self._train and self._scale is None and self.transform is None
+        whole = self._train and self._scale is None and self.transform is None and not self.fields
         return whole and self._array[1] == (self._size, self._size, 3)
 
     # Samples; all raise DamagedSample.
 
-    def copy(self, tasks: Sequence[Task], out: Array) -> None:
-        """Make the images of several samples, where `copies`, in `out`, an array of that many.
-
-        One call copies them all, and one mirrors each run of neighbours: a thread that asks for
-        Python's lock after every picture would wait for it longer than it copies.
-        """
+    def copy(self, rows: Array, mirrored: list[bool], out: Array) -> None:
+        """Make the images of several rows of the index, where `copies`, in `out`, an array of that
+        many. One call copies them all, and one mirrors each run of neighbours."""
         row = 3 * self._size
-        views = [
-            np.frombuffer(self._pack.value(task.stored), self.dtype).reshape(-1, row)
-            for task in tasks
-        ]
-        cv2.vconcat(views, dst=out.reshape(-1, row))
-        mirrored = np.array([task.mirrored for task in tasks])
-        bounds = np.flatnonzero(np.diff(mirrored, prepend=False, append=False)).tolist()
-        for start, stop in zip(bounds[::2], bounds[1::2], strict=True):
-            run = out[start:stop].reshape(-1, self._size, 3)
-            cv2.flip(run, 1, dst=run)
+        values = map(self._pack.value, self._pack.stored(rows))
+        images = [np.ndarray((self._size, row), self.dtype, value) for value in values]
+        cv2.vconcat(images, dst=out.reshape(-1, row))
+        start = 0
+        for is_mirrored, neighbours in groupby(mirrored):
+            stop = start + len(list(neighbours))
+            if is_mirrored:
+                run = out[start:stop].reshape(-1, self._size, 3)
+                cv2.flip(run, 1, dst=run)
+            start = stop
 
     def transformed(self, task: Task) -> Array:
         """What the user's function makes of a sample."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ..blocks import Tiled, read_in_order
 from ..errors import DamagedPack, DestinationError
 from ..index import pack_keys
-from ..mapped import MappedValues
+from ..mapped import MappedShard, MappedValues
 from . import Observe, ignore
 
 _VALUES_START = 64 << 10  # the library's own structures fit before it; the rest lies behind
@@ -146,21 +146,12 @@ def _open(path: Path) -> h5py.File:
         raise DamagedPack(f"HDF5 cannot open the shard: {error}", path=path) from None
 
 
-class ShardReader:
+class ShardReader(MappedShard):
     def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
         path = _path(folder, name)
         with _open(path) as h5:
             places = {field: _place(h5, field, path) for field in fields}
-        self._values = {field: MappedValues(path, *place) for field, place in places.items()}
-
-    def view(self, field: str, position: int, offset: int, length: int) -> memoryview:
-        return self._values[field].view(offset, length)
-
-    def announce(self, field: str, offset: int, length: int) -> None:
-        self._values[field].announce(offset, length)
-
-    def close(self) -> None:
-        self._values = {}
+        super().__init__({field: MappedValues(path, *place) for field, place in places.items()})
 
 
 def _place(h5: h5py.File, field: str, path: Path) -> tuple[int, int]:

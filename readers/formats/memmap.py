@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..blocks import Tiled, read_in_order
 from ..errors import DamagedPack
-from ..mapped import MappedValues, map_npy, read_npy_header
+from ..mapped import MappedShard, MappedValues, map_npy, read_npy_header
 from . import Observe, ignore
 
 _HEADER_BYTES = 128  # what a .npy header of a 1-D uint8 array takes for any length below 2**63
@@ -87,18 +87,11 @@ def _map(path: Path, dtype: str) -> npt.NDArray[Any]:
     return array
 
 
-class ShardReader:
+class ShardReader(MappedShard):
     def __init__(self, folder: Path, name: str, fields: Sequence[str]) -> None:
-        self._values = {field: _map_values(_values_path(folder, name, field)) for field in fields}
-
-    def view(self, field: str, position: int, offset: int, length: int) -> memoryview:
-        return self._values[field].view(offset, length)
-
-    def announce(self, field: str, offset: int, length: int) -> None:
-        self._values[field].announce(offset, length)
-
-    def close(self) -> None:
-        self._values = {}
+        super().__init__(
+            {field: _map_values(_values_path(folder, name, field)) for field in fields}
+        )
 
 
 def _map_values(path: Path) -> MappedValues:
