@@ -27,7 +27,6 @@ class MappedValues:
 
     def __init__(self, path: Path, start: int, num_bytes: int) -> None:
         """Raises DamagedPack when the file is shorter than that, or cannot be mapped."""
-        self._path = path
         self._start = start
         try:
             with path.open("rb") as file:
@@ -36,14 +35,7 @@ class MappedValues:
             raise DamagedPack(f"cannot be mapped: {error}", path=path) from None
         if start + num_bytes > len(self._map):
             raise DamagedPack("the file ends before its values do", path=path)
-        self._values = memoryview(self._map)[start : start + num_bytes]
-
-    def view(self, offset: int, length: int) -> memoryview:
-        """`length` bytes from `offset` on, without a copy. Raises DamagedPack past the end."""
-        value = self._values[offset : offset + length]
-        if len(value) != length:
-            raise DamagedPack("the shard ends inside a value", path=self._path)
-        return value
+        self.memory = memoryview(self._map)[start : start + num_bytes]
 
     def announce(self, offset: int, length: int) -> None:
         """Let the kernel fetch these bytes in the background."""
@@ -61,7 +53,10 @@ class MappedShard:
         self._values = values
 
     def view(self, field: str, position: int, offset: int, length: int) -> memoryview:
-        return self._values[field].view(offset, length)
+        value = self._values[field].memory[offset : offset + length]
+        if len(value) != length:
+            raise DamagedPack("the shard ends inside a value")
+        return value
 
     def announce(self, field: str, offset: int, length: int) -> None:
         self._values[field].announce(offset, length)
@@ -92,5 +87,5 @@ def map_npy(path: Path) -> npt.NDArray[Any]:
     """Map a .npy file of integers read-only. Raises OSError, DamagedPack."""
     dtype, shape, start = read_npy_header(path)
     num_bytes = math.prod(shape) * dtype.itemsize
-    values = MappedValues(path, start, num_bytes).view(0, num_bytes)
+    values = MappedValues(path, start, num_bytes).memory
     return np.frombuffer(values, dtype).reshape(shape)
