@@ -141,7 +141,8 @@ def _prepare_image(
         stored = _stored(data, image, decode, pixels)
     except Reject as reject:
         return Prepared(entry, num_bytes, modified_ns, b"", reject=reject)
-    return _prepared(entry, num_bytes, modified_ns, stored, image.orientation)
+    orientation = max(image.orientation, image.turned)  # one of them is 1
+    return _prepared(entry, num_bytes, modified_ns, stored, orientation)
 
 
 def _stored(data: bytes, image: Image, decode: bool, pixels: PixelOptions) -> Stored:

@@ -262,8 +262,8 @@ def _to_srgb(image: PIL.Image.Image, profile: bytes, warn: Warn) -> PIL.Image.Im
 
 
 def orientation_of(image: PIL.Image.Image, warn: Warn = _ignore) -> int:
-    """EXIF's orientation, wherever the file keeps it. Asked after load(): a TIFF is upright by then
-    and has lost the tag."""
+    """EXIF's orientation, wherever the file keeps it: of an image that has been loaded, what is
+    left to be done, for a TIFF is upright by then and has lost the tag."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # a broken block must not lose the picture

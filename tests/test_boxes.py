@@ -13,7 +13,7 @@ import pytest
 from annotated import Box, coco_text, voc_text, yolo_text
 from click.testing import CliRunner
 from images import jpeg, photo, png, write
-from PIL import Image
+from PIL import Image, features
 
 import readers
 from packer.annotations import BoxesOption
@@ -237,31 +237,41 @@ def test_yolo_from_within_the_folder_images(
 # Orientation and sizes
 
 
-def test_boxes_are_upright_whatever_they_were_drawn_on(tmp_path: Path) -> None:
-    cmyk = Image.fromarray(photo(1, 60, 40)).convert("CMYK")
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    for name, data in (("a", jpeg(photo(0, 60, 40), 6)), ("odd", _saved(cmyk, exif=exif))):
-        write(tmp_path / "set" / f"{name}.jpg", data)
-    names = ["a.jpg", "odd.jpg"]
+@pytest.mark.parametrize("pixels", [{}, {"keep_bytes": True}, {"resize": 40}], ids=str)
+def test_boxes_are_upright_whatever_they_were_drawn_on(
+    tmp_path: Path, pixels: dict[str, Any]
+) -> None:
+    shown = Image.fromarray(photo(1, 60, 40))
+    write(tmp_path / "set" / "plain.jpg", jpeg(photo(0, 60, 40), 6))
+    write(tmp_path / "set" / "cmyk.jpg", _turned(shown.convert("CMYK"), "JPEG"))
+    write(tmp_path / "set" / "a.png", _turned(shown, "PNG"))
+    write(tmp_path / "set" / "a.tif", _turned(shown, "TIFF"))
+    write(tmp_path / "set" / "a.webp", _turned(shown, "WEBP"))
+    if features.check("avif"):
+        write(tmp_path / "set" / "a.avif", _turned(shown, "AVIF"))
+    names = [path.name for path in (tmp_path / "set").iterdir()]
     for size, box, expected in (
         ((60, 40), (20, 5, 50, 12, 0), [28, 20, 35, 50, 0]),  # as the file has its pixels
         ((40, 60), (20, 5, 30, 12, 0), [20, 5, 30, 12, 0]),  # as they are seen
     ):
         file = write(tmp_path / "instances.json", coco_text({name: [box] for name in names}, size))
         out = tmp_path / f"{size[0]}.pack"
-        pack(tmp_path / "set", out, BoxesOption("coco", (file,)))
-        assert boxes_of(out) == {"a": [expected], "odd": [expected]}
-    file = write(tmp_path / "instances.json", coco_text({"a.jpg": [], "odd.jpg": []}, (60, 41)))
+        pack(tmp_path / "set", out, BoxesOption("coco", (file,)), pixels=pixels)
+        assert [sample.fields["boxes"].tolist() for sample in readers.open(out)] == [
+            [expected]
+        ] * len(names)
+    file = write(tmp_path / "instances.json", coco_text({key: [] for key in names}, (60, 41)))
     with pytest.raises(Exception, match="every file was rejected"):
         pack(tmp_path / "set", tmp_path / "none", BoxesOption("coco", (file,)))
 
 
-def _saved(image: Image.Image, **options: Any) -> bytes:
+def _turned(image: Image.Image, kind: str) -> bytes:
     import io
 
+    exif = Image.Exif()
+    exif[0x0112] = 6
     file = io.BytesIO()
-    image.save(file, "JPEG", **options)
+    image.save(file, kind, exif=exif)
     return file.getvalue()
 
 

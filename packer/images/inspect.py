@@ -40,8 +40,8 @@ class Reject(Exception):
 
 @dataclass(slots=True)
 class Image:
-    """A file that can be packed. `width` and `height` are upright, in pixels; except that of an odd
-    one that is neither JPEG nor PNG they are as stored, and only decoding tells."""
+    """A file that can be packed. `width` and `height` are upright, in pixels; but of an odd one
+    that is neither JPEG nor PNG they are as stored until it is decoded."""
 
     kind: str
     width: int
@@ -55,6 +55,7 @@ class Image:
     plain_if_deep: bool = False  # odd for nothing but its 16 bits
     num_frames: int = 1
     profile: str | None = None  # the name of its ICC profile, if that is not sRGB
+    turned: int = 1  # the orientation of one that is neither JPEG nor PNG, which decoding undoes
 
     def __reduce__(self) -> tuple[Any, ...]:  # ten times as fast as what dataclasses bring
         return Image, tuple([getattr(self, name) for name in self.__slots__])

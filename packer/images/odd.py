@@ -6,7 +6,7 @@ from struct import Struct
 
 import PIL.Image
 
-from readers.odd import largest_value, num_frames, open_image
+from readers.odd import largest_value, num_frames, open_image, orientation_of
 
 from .inspect import Image, Reject, note_profile
 
@@ -14,7 +14,7 @@ _MANY = {"TIFF": "multi-page TIFF", "GIF": "animated GIF"}
 
 
 def look(data: bytes, kind: str, max_pixels: int) -> Image:
-    """Look at a file's header. Width and height are as stored: the orientation shows in decoding.
+    """Look at a file's header. Width and height are as stored.
 
     Raises Reject.
     """
@@ -32,6 +32,7 @@ def look(data: bytes, kind: str, max_pixels: int) -> Image:
                 odd=_MANY.get(kind, f"animated {kind}") if frames > 1 else kind,
                 bits=largest_value(image, data).bit_length(),
                 num_frames=frames,
+                turned=orientation_of(image),
             )
             note_profile(found, image.info.get("icc_profile"))
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning):
