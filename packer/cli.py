@@ -45,6 +45,12 @@ class Group(click.Group):
         except DspackError as error:
             click.echo(f"dspack: {error}", err=True)
             ctx.exit(error.exit_code)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+                raise
+            reason = str(error) or "out of memory"
+            click.echo(f"dspack: {reason}; use fewer --threads, or allow more", err=True)
+            ctx.exit(DspackError.exit_code)
         except KeyboardInterrupt as error:
             click.echo("; ".join(["\ndspack: interrupted", *map(str, error.args)]), err=True)
             ctx.exit(EXIT_INTERRUPTED)

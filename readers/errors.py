@@ -8,6 +8,7 @@ pack that can be read here and by this version · 130 interrupted · 141 whoever
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 
@@ -101,6 +102,20 @@ class TooManyOpenFiles(DspackError):
     """The system lets this process open no more files; a pack needs one or more a shard."""
 
     exit_code = 7
+
+
+class OutOfMemory(DspackError, MemoryError):
+    """The system lets this process have, or map, no more memory."""
+
+    exit_code = 7
+
+
+def cannot_open(reason: str, path: str | os.PathLike[str]) -> DspackError:
+    """The error for a file of a pack that a library cannot open, for this reason."""
+    if os.strerror(errno.ENOMEM) in reason:  # whatever the library, these are the system's words
+        advice = "this process may map no more memory, see `ulimit -v`"
+        return OutOfMemory(reason, path=path, advice=advice)
+    return DamagedPack(reason, path=path)
 
 
 class NoPermission(DspackError):

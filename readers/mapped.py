@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DamagedPack
+from .errors import DamagedPack, cannot_open
 
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 _NPY_HEADER = re.compile(
@@ -32,7 +32,7 @@ class MappedValues:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except (OSError, ValueError) as error:
-            raise DamagedPack(f"cannot be mapped: {error}", path=path) from None
+            raise cannot_open(f"cannot be mapped: {error}", path) from None
         if start + num_bytes > len(self._map):
             raise DamagedPack("the file ends before its values do", path=path)
         self.memory = memoryview(self._map)[start : start + num_bytes]

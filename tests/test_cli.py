@@ -248,6 +248,24 @@ def test_exit_130_interrupted(
     assert result.stderr.startswith("\ndspack: interrupted" + said)
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), MemoryError(), MemoryError("cannot allocate")]
+)
+@pytest.mark.usefixtures("packed")
+def test_what_the_system_does_not_allow_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(verify, "verify", fail)
+    result = dspack("verify", "imgs.memmap")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"dspack: {str(error) or 'out of memory'}; use fewer --threads, or allow more\n"
+    )
+
+
 # JSON
 
 

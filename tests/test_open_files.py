@@ -72,3 +72,26 @@ def test_a_hard_limit_is_no_damage(packs: Path, format_name: str, program: str) 
     assert said.startswith(f"TooManyOpenFiles 7 {pack}: no more files can be opened")
     assert f"this process may have {LIMIT}" in said
     assert "--shard-size" in said
+
+
+@pytest.mark.parametrize("format_name", formats.names())
+def test_a_shard_that_does_not_fit_into_address_space_is_not_damaged(
+    tmp_path: Path, format_name: str
+) -> None:
+    """Clusters limit it for each job. The test's own limit is far below what the shard takes."""
+    value = bytes(64 << 20)
+    Recipe([Row("a", {"image": value})]).write(tmp_path / "pack", format_name)
+    program = f"""
+import resource, sys
+import readers, readers.formats.{format_name}
+pack = readers.open(sys.argv[1])
+used = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize"))
+limit = (int(used) << 10) + (32 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    pack.read(0)
+except readers.DspackError as error:
+    print(type(error).__name__, error.exit_code, error)
+"""
+    said = run(program, tmp_path / "pack", 0, 0)
+    assert said.startswith(f"OutOfMemory 7 {tmp_path}/pack/shards/") and "ulimit -v" in said

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..blocks import Tiled, read_in_order
-from ..errors import DamagedPack, DestinationError
+from ..errors import DamagedPack, DestinationError, cannot_open
 from ..index import pack_keys
 from ..mapped import MappedShard, MappedValues
 from . import Observe, ignore
@@ -143,7 +143,7 @@ def _open(path: Path) -> h5py.File:
         # locking=False: sealed data needs no lock, and network file systems refuse one.
         return h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise DamagedPack(f"HDF5 cannot open the shard: {error}", path=path) from None
+        raise cannot_open(f"HDF5 cannot open the shard: {error}", path) from None
 
 
 class ShardReader(MappedShard):

@@ -17,7 +17,7 @@ from typing import Any
 import lmdb
 import numpy.typing as npt
 
-from ..errors import DamagedPack, DestinationError
+from ..errors import DamagedPack, DestinationError, cannot_open
 from . import Observe, ignore
 
 _PAGE_BYTES = 4096
@@ -140,7 +140,7 @@ def _open(path: Path) -> _Environment:
             environment.num_users += 1
             return environment
     except (OSError, lmdb.Error) as error:
-        raise DamagedPack(f"LMDB cannot open the shard: {error}", path=path) from None
+        raise cannot_open(f"LMDB cannot open the shard: {error}", path) from None
     finally:
         _close_unused()
 
