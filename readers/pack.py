@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -204,29 +204,41 @@ class Pack:
 
     def stored(self, rows: npt.NDArray[np.int64], field: str = "image") -> list[Stored]:
         """Where the values of a field lie for some rows."""
+        return [*map(Stored._make, self._places(rows, field))]
+
+    def _places(self, rows: npt.NDArray[np.int64], field: str) -> Iterator[tuple[Any, ...]]:
+        """The members of Stored for some rows."""
         index = self.index
-        checksums = index[f"{field}.checksum"][rows].view("V16").ravel()
         columns = (
             rows,
             index["shard"][rows],
             index["position"][rows],
             index[f"{field}.offset"][rows],
             index[f"{field}.length"][rows],
-            checksums,
+            index[f"{field}.checksum"][rows].view("V16").ravel(),
         )
-        return [*map(Stored._make, zip(*(column.tolist() for column in columns), strict=True))]
+        return zip(*(column.tolist() for column in columns), strict=True)
 
     def value(self, stored: Stored, field: str = "image") -> memoryview:
         """One stored value without a copy; valid while the pack is open. Raises DamagedSample."""
-        row, shard, position, offset, length, expected = stored
-        try:
-            reader = self._readers.get(shard) or self._reader(shard)
-            value = reader.view(field, position, offset, length)
-            if self.check and checksum(value) != expected:
-                raise DamagedPack("the stored bytes do not match their checksum")
-        except DamagedPack as error:
-            raise self.damaged(row, error.reason, field) from error
-        return value
+        return self._views([stored], field)[0]
+
+    def values(self, rows: npt.NDArray[np.int64], field: str = "image") -> list[memoryview]:
+        """The stored values of some rows, as value() gives them."""
+        return self._views(self._places(rows, field), field)
+
+    def _views(self, places: Iterable[tuple[Any, ...]], field: str) -> list[memoryview]:
+        views = []
+        for row, shard, position, offset, length, expected in places:
+            try:
+                reader = self._readers.get(shard) or self._reader(shard)
+                view = reader.view(field, position, offset, length)
+                if self.check and checksum(view) != expected:
+                    raise DamagedPack("the stored bytes do not match their checksum")
+            except DamagedPack as error:
+                raise self.damaged(row, error.reason, field) from error
+            views.append(view)
+        return views
 
     def announce(self, stored: Stored, field: str = "image") -> None:
         """Tell the kernel that a value will be read soon."""

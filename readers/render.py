@@ -168,7 +168,7 @@ class Renderer:
         """Make the images of several rows of the index, where `copies`, in `out`, an array of that
         many. One call copies them all, and one mirrors each run of neighbours."""
         row = 3 * self._size
-        values = map(self._pack.value, self._pack.stored(rows))
+        values = self._pack.values(rows)
         images = [np.ndarray((self._size, row), self.dtype, value) for value in values]
         cv2.vconcat(images, dst=out.reshape(-1, row))
         start = 0
