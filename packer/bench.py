@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from readers.augment import shorter_side
 from readers.errors import DamagedPack, DspackError, MissingDependency
 from readers.pack import Pack
 
@@ -224,7 +225,7 @@ def advice(report: Report, pack: Pack) -> Iterator[str]:
         yield f"threads: {report.threads} of {report.processors} processors are used; try them all"
     shorter = np.minimum(_column(pack, "width"), _column(pack, "height"))
     median = float(np.median(shorter))
-    resize = round(report.size * 256 / 224)
+    resize = shorter_side(report.size)
     if stored.kind == "encoded" and report.limit != "Python" and median > 1.5 * resize:
         yield (
             f"pack with --resize {resize}: the images' shorter side is {median:.0f} pixels, so "

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from readers.errors import DamagedPack
+from readers.errors import DspackError
 from readers.manifest import Manifest
 from readers.pack import Pack
 
@@ -61,11 +61,12 @@ def _examine(path: Path, shard_name: str, start: int, decode_images: bool) -> No
         try:
             for field in manifest.fields:
                 pack.read(first + position, field)
-        except DamagedPack as error:
+            if decode_images and (problem := decode_problem(pack, first + position)):
+                _say(position, problem)
+        except DspackError as error:
             _say(position, error.reason)
-            continue
-        if decode_images and (problem := decode_problem(pack, first + position)):
-            _say(position, problem)
+        except Exception as error:  # the samples behind it are to be looked at, too
+            _say(position, f"reading it fails: {type(error).__name__}: {error}")
 
 
 def _say(position: int, reason: str | None) -> None:

@@ -159,7 +159,7 @@ class _Readers:
         self.number = number
         self._may_grow = may_grow
         self.permits = threading.Semaphore(number)
-        self._processors = min(number, os.cpu_count() or 1)
+        self._processors = min(number, len(os.sched_getaffinity(0)))
         self._begin_window()
 
     def _begin_window(self) -> None:

@@ -29,11 +29,16 @@ def settle_for_pack(field: Field, root: Path, pixels: PixelOptions) -> PixelOpti
     """
     if pixels == PixelOptions():
         return replace(pixels, copied=field)
-    taken_over: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in (field.odd or {}).items()
-        if getattr(pixels, name) == getattr(PixelOptions, name)
-    }
+    taken_over: dict[str, Any] = {}
+    if field.odd is not None:
+        from readers.odd import stated_rule  # costs an import of OpenCV and Pillow
+
+        rule = stated_rule(field.odd)._asdict()
+        taken_over = {
+            name: value
+            for name, value in rule.items()
+            if getattr(pixels, name) == getattr(PixelOptions, name)
+        }
     if field.kind == "array":
         _check_rgb(field, root)
         if pixels.encode is None:

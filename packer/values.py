@@ -97,7 +97,7 @@ def _store_inspected_mask(found: Found, image: Image) -> Value:
     mask = None
     size = image.width, image.height
     if found.decode or not plain or not geometry.is_identity:
-        mask = _decoded(data, odd=not plain)
+        mask = _decoded(data, found.options.max_pixels, odd=not plain)
         size = mask.shape[1], mask.shape[0]
     if size != geometry.source:
         raise Reject(
@@ -127,7 +127,11 @@ def _is_plain_mask(data: bytes, image: Image) -> bool:
     )
 
 
-def _decoded(data: bytes, *, odd: bool) -> Mask:
+def _decoded(data: bytes, max_pixels: int, *, odd: bool) -> Mask:
+    if odd:
+        from readers.odd import allow_pixels  # costs an import of Pillow
+
+        allow_pixels(max_pixels)
     try:
         return decode_mask(data, odd=odd)
     except UndecodableError as error:

@@ -24,6 +24,7 @@ from .errors import DamagedPack, DamagedSample, DspackError
 from .order import Order, Picked, Shuffle
 from .pack import Pack
 from .pipeline import Pipeline
+from .ranks import threads_or_share
 from .render import Interpolation, Layout, Renderer, Task, Transform
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
@@ -98,7 +99,8 @@ class BatchLoader(Epochs):
         sample. It differs from Pillow's result by at most a level, and without `exact` from that
         of a large JPEG by about 0.2 levels on average.
 
-        threads: default, the processors. exact=True never decodes a JPEG at reduced size, which
+        threads: default, this process's share of the processors, where torchrun started several on
+        this machine. exact=True never decodes a JPEG at reduced size, which
         is otherwise done where at least the result's pixels (train) or twice as many in each
         direction (eval) are left. transform(pixels, random) does all of that itself: it gets
         upright RGB (height, width, 3) that it may change, and a generator that depends on
@@ -122,9 +124,9 @@ class BatchLoader(Epochs):
         DamagedSample and what `transform` raises.
         """
         pack = Pack(path, split, check=check)
-        self.threads = len(os.sched_getaffinity(0)) if threads is None else threads
-        if self.threads < 1 or prefetch_batches < 0 or size < 1:
-            raise ValueError(f"{threads=}, {prefetch_batches=}, {size=}")
+        self.threads = threads_or_share(threads)
+        if prefetch_batches < 0 or size < 1:
+            raise ValueError(f"{prefetch_batches=}, {size=}")
         if on_error not in ("raise", "skip"):
             raise ValueError(f'on_error is {on_error!r}, not "raise" or "skip"')
         self.on_error = on_error

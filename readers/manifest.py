@@ -93,9 +93,9 @@ class Manifest:
             raise DamagedPack("the manifest is not dspack's JSON", path=path) from None
         if _self_checksum({"dspack_format_version": version, **body}) != expected:
             raise DamagedPack("the manifest does not match its own checksum", path=path)
-        if not isinstance(version, int) or version > FORMAT_VERSION:
+        if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
             raise NotAPack(
-                f"the pack has format version {version}, this dspack reads up to {FORMAT_VERSION}",
+                f"the pack has format version {version}, this dspack reads 1 to {FORMAT_VERSION}",
                 path=path,
                 advice="install a newer dspack",
             )

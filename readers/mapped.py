@@ -39,11 +39,10 @@ class MappedValues:
 
     def announce(self, offset: int, length: int) -> None:
         """Let the kernel fetch these bytes in the background."""
-        if not length:  # such a value may begin where the file ends
-            return
         first = self._start + offset
         page = first - first % mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_WILLNEED, page, first + length - page)
+        if length > 0 and 0 <= page < len(self._map):  # else view() says what is wrong
+            self._map.madvise(mmap.MADV_WILLNEED, page, first + length - page)
 
 
 class MappedShard:

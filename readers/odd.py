@@ -8,7 +8,7 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -37,6 +37,12 @@ class Rule(NamedTuple):
     frame: int = 0
     depth: str | None = None
     icc: str | None = None
+
+
+def stated_rule(stated: Mapping[str, Any]) -> Rule:
+    """The rule that a manifest states; what this version does not know is left out."""
+    known = {name: stated[name] for name in Rule._fields if name in stated}
+    return Rule(**{**known, "background": tuple(known["background"])})
 
 
 Warn = Callable[[str], None]
@@ -75,6 +81,14 @@ def canonical(data: bytes | memoryview, rule: Rule, warn: Warn = _ignore) -> Pix
     except Exception as error:  # Pillow's plugins raise almost anything on damaged files
         raise UndecodableError(str(error) or type(error).__name__) from None
     return upright(pixels, orientation)
+
+
+def allow_pixels(number: int) -> None:
+    """Let Pillow open images of so many pixels, which packing has allowed. It has one limit for
+    the whole process, whatever thread it works for, so this only ever raises it."""
+    limit = PIL.Image.MAX_IMAGE_PIXELS
+    if limit is not None and limit < number:
+        PIL.Image.MAX_IMAGE_PIXELS = number
 
 
 def open_image(data: bytes | memoryview) -> PIL.Image.Image:

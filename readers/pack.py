@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -129,13 +130,15 @@ class Pack:
         return zip(map(self._decode, self.stored(rows)), labels, strict=True)
 
     def field(self, i: SupportsIndex, name: str) -> Any:
-        """The decoded value of a further field of sample `i`.
+        """The decoded value of a field of sample `i`; of "image", its pixels.
 
         A mask is an array, upright: uint8 or uint16 (height, width), or (height, width, 3) if it is
         RGB; None if the sample has none. A text is a str; an array is one; boxes are float32
         (k, 5) as in readers.boxes; all else is bytes.
         Raises IndexError, DspackError for an unknown field, DamagedSample.
         """
+        if name == "image":
+            return self.image(i)
         row = self._row(i)
         return self.decoded(self._view(row, name), row, name)
 
@@ -241,8 +244,9 @@ class Pack:
         return views
 
     def announce(self, stored: Stored, field: str = "image") -> None:
-        """Tell the kernel that a value will be read soon."""
-        self._reader(stored.shard).announce(field, stored.offset, stored.length)
+        """Tell the kernel that a value will be read soon; of damage value() tells."""
+        with suppress(DspackError):
+            self._reader(stored.shard).announce(field, stored.offset, stored.length)
 
     def segments(self, row: int) -> Column | None:
         """The segment offsets of a seekable JPEG (see readers.seekable); None where it is not."""
@@ -257,9 +261,13 @@ class Pack:
         odd, stated = self.index.get("image.odd"), self.manifest.fields["image"].odd
         if odd is None or stated is None or not odd[row]:
             return None
-        from .odd import Rule  # costs an import of cv2 and Pillow
+        from .odd import allow_pixels, stated_rule  # costs an import of cv2 and Pillow
 
-        return Rule(**{**stated, "background": tuple(stated["background"])})
+        allow_pixels(self._num_pixels(row))
+        return stated_rule(stated)
+
+    def _num_pixels(self, row: int) -> int:
+        return int(self.index["width"][row]) * int(self.index["height"][row])
 
     def decoded(self, value: memoryview, row: int, name: str) -> Any:
         """What field() gives for a row's stored value."""
@@ -268,9 +276,14 @@ class Pack:
             from .decode import UndecodableError  # costs an import of cv2
             from .masks import decode_mask
 
-            odd = self.index.get(f"{name}.odd")
+            odd_rows = self.index.get(f"{name}.odd")
+            odd = odd_rows is not None and bool(odd_rows[row])
+            if odd:
+                from .odd import allow_pixels  # costs an import of Pillow
+
+                allow_pixels(self._num_pixels(row))
             try:
-                return decode_mask(value, odd=odd is not None and bool(odd[row]))
+                return decode_mask(value, odd=odd)
             except UndecodableError as error:
                 raise self.damaged(row, f"the {name} cannot be decoded: {error}") from None
         if about.kind == "text":
@@ -281,7 +294,7 @@ class Pack:
         if about.kind == "boxes":
             return self._boxes(value, row, name)
         if about.kind == "array":
-            return self._array(value, row, name).copy()
+            return self.array(value, row, name).copy()
         return None if about.kind == "mask" else bytes(value)
 
     def _boxes(self, value: memoryview, row: int, name: str) -> npt.NDArray[np.float32]:
@@ -292,7 +305,8 @@ class Pack:
         except ValueError as error:
             raise self.damaged(row, f"the {name} are not rows of boxes: {error}") from None
 
-    def _array(self, value: memoryview, row: int, name: str) -> npt.NDArray[Any]:
+    def array(self, value: memoryview, row: int, name: str = "image") -> npt.NDArray[Any]:
+        """A row's stored value as the array that it is, without a copy. Raises DamagedSample."""
         about = self.manifest.fields[name]
         try:
             return np.frombuffer(value, about.dtype).reshape(about.shape or ())
@@ -315,7 +329,7 @@ class Pack:
     def _decode(self, stored: Stored) -> Pixels:
         row, value = stored.row, self.value(stored)
         if self.manifest.fields["image"].kind == "array":
-            pixels: Pixels = self._array(value, row, "image").copy()
+            pixels: Pixels = self.array(value, row, "image").copy()
             return pixels
         from .decode import UndecodableError, decode  # costs an import of cv2
 

@@ -13,10 +13,11 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from .augment import center_crops, flips, random_resized_crops
+from .augment import center_crops, flips, random_resized_crops, shorter_side
 from .boxes import boxes_within
 from .decode import FLIPPED_AXES, Pixels, UndecodableError, decode_region
 from .errors import DspackError
+from .normalization import Channels, in_levels
 from .order import Picked
 from .pack import Pack, Stored
 
@@ -75,7 +76,7 @@ class Renderer:
         self._pixel_dtype = pack.pixel_dtype
         self._seed, self._size, self._train = seed, size, train
         self._scale, self._ratio, self._flip = scale, ratio, flip
-        self._resize = resize or round(size * 256 / 224)
+        self._resize = resize or shorter_side(size)
         # Half of twice the result's pixels is left to the antialiasing filter: what Pillow calls
         # a fair quality. Bilinear interpolation looks at no more than the result's pixels.
         least = size if train else 2 * size
@@ -88,6 +89,8 @@ class Renderer:
             raise ValueError(f"{self.dtype} cannot hold the pack's {self._pixel_dtype} pixels")
         if transform and (dtype or normalize or layout != "NHWC"):
             raise ValueError("dtype, layout and normalize are up to the transform")
+        if not 0 <= flip <= 1:
+            raise ValueError(f"{flip=} is no probability")
         if layout not in ("NHWC", "NCHW") or interpolation not in _FILTERS:
             raise ValueError(f"{layout=}, {interpolation=}")
         self._filter = _FILTERS[interpolation]
@@ -169,6 +172,10 @@ class Renderer:
         many. One call copies them all, and one mirrors each run of neighbours."""
         row = 3 * self._size
         values = self._pack.values(rows)
+        lengths = [*map(len, values)]
+        if lengths.count(out[0].nbytes) != len(lengths):  # array() tells which, and why
+            for value, number in zip(values, rows.tolist(), strict=True):
+                self._pack.array(value, number)
         images = [np.ndarray((self._size, row), self.dtype, value) for value in values]
         cv2.vconcat(images, dst=out.reshape(-1, row))
         start = 0
@@ -263,7 +270,7 @@ class Renderer:
         data = self._pack.value(task.stored)
         if self._array is not None:
             left, top, width, height = task.region
-            array = np.frombuffer(data, self._array[0]).reshape(self._array[1])
+            array = self._pack.array(data, task.stored.row)
             return array[top : top + height, left : left + width]
         try:
             return decode_region(
@@ -343,11 +350,9 @@ def _array_type(
 
 def _normalization(
     normalize: tuple[Sequence[float], Sequence[float]] | None,
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+) -> tuple[Channels, Channels] | None:
     """(mean, std) as the factor and shift of one multiplication and one addition."""
     if normalize is None:
         return None
-    mean, std = (np.asarray(part, np.float32) for part in normalize)
-    if 0 < mean.max() <= 1 and std.max() <= 1:
-        raise ValueError("normalize is in the pixels' own levels, not in 0 to 1: multiply by 255")
+    mean, std = in_levels(*normalize)
     return (1 / std).astype(np.float32), (-mean / std).astype(np.float32)

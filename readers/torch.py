@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from .errors import DspackError, MissingDependency
 from .loader import Batch, BatchLoader
+from .normalization import NOT_IN_LEVELS, are_in_levels, of_channels
 from .pack import Pack
-from .ranks import rank_and_world_size, threads_or_share
+from .ranks import rank_and_world_size
 from .render import known_fields
 
 try:
@@ -132,15 +133,13 @@ class Loader:
         batch_size: int,
         split: str | None = None,
         *,
-        threads: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         with_batch: bool = False,
         **options: Any,
     ) -> None:
         """`options` are those of readers.loader.BatchLoader, and so are the errors. rank and
-        world_size come from torch.distributed when it is initialised. threads: default, this
-        process's share of the processors, where torchrun started several on this machine.
+        world_size come from torch.distributed when it is initialised.
         """
         rank, world_size = rank_and_world_size(rank, world_size)
         if torch.cuda.is_available():
@@ -149,7 +148,6 @@ class Loader:
             path,
             batch_size,
             split,
-            threads=threads_or_share(threads),
             rank=rank,
             world_size=world_size,
             **options,
@@ -266,9 +264,11 @@ class CUDAPrefetcher:
         self.loader = loader
         self.device = torch.device(device)
         self.dtype = dtype
+        means, stds = of_channels(mean, std)
+        self._in_levels = are_in_levels(means, stds)
         self._mean, self._std = (
-            None if part is None else torch.tensor(part, device=self.device).view(1, 3, 1, 1)
-            for part in (mean, std)
+            None if given is None else torch.from_numpy(part).to(self.device).view(1, 3, 1, 1)
+            for given, part in ((mean, means), (std, stds))
         )
         self._state: dict[str, Any] | None = None
 
@@ -323,6 +323,8 @@ class CUDAPrefetcher:
     def _prepare(
         self, images: torch.Tensor, labels: torch.Tensor, *batch: Batch
     ) -> tuple[Any, ...]:
+        if not (self._in_levels or images.is_floating_point()):  # a transform may make 0 to 1
+            raise ValueError(NOT_IN_LEVELS)
         images = images.to(self.device, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
         for whole in batch:

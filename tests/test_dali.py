@@ -240,6 +240,9 @@ def test_normalized_planes(plain_path: Path) -> None:
         assert image.dtype == np.float32
         expected = (pixels[number] - np.array(mean)) / np.array(std)
         np.testing.assert_allclose(image, expected.transpose(2, 0, 1), atol=1e-5)
+    options["normalize"] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    with pytest.raises(ValueError, match="multiply by 255"):
+        dali.pipeline(plain_path, 4, **options)
 
 
 def test_raw_pixels_need_no_decoder(array_pack: readers.Pack) -> None:

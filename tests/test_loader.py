@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from handmade import array_pack, handmade_pack
 from images import jpeg, photo, png
+from packs import Recipe, Row
 from PIL import Image
 
 import readers
@@ -24,6 +25,7 @@ from readers.augment import flips, random_resized_crops
 from readers.buffers import Buffers
 from readers.errors import DamagedPack, DamagedSample, DspackError, NotAPack
 from readers.loader import BatchLoader
+from readers.render import _Disk
 from readers.seekable import segment_offsets
 
 SIZE = 16
@@ -237,6 +239,35 @@ def test_whole_arrays_are_copied_many_at_once_and_damaged_ones_replaced(tmp_path
         assert len(batches.skipped) == 2
 
 
+@pytest.mark.parametrize("change", [-3, 3])
+@pytest.mark.parametrize("scale", [None, (0.08, 1.0)])
+def test_an_array_of_another_length_is_damage(tmp_path, format_name, scale, change):
+    """Without comparing checksums, too; the index and the shard agree on it."""
+    path = array_pack(tmp_path / "pack", format_name, np.stack([photo(0, SIZE, SIZE)] * 8))
+    values = [bytes(SIZE * SIZE * 3)] * 3 + [bytes(SIZE * SIZE * 3 + change)]
+    pack = readers.open(path)
+    rows = [Row(str(i), {"image": value}) for i, value in enumerate(values)]
+    Recipe(rows, fields=pack.manifest.fields).write(tmp_path / "other", format_name)
+    with pytest.raises(DamagedSample, match="not an array as stated") as caught:
+        epoch_of(tmp_path / "other", scale=scale, check=False)
+    assert caught.value.index == 3
+
+
+def test_telling_the_kernel_of_damage_is_no_error(tmp_path, format_name, monkeypatch):
+    path = array_pack(tmp_path / "pack", format_name, np.stack([photo(0, SIZE, SIZE)] * 8))
+    offset = np.load(path / "index" / "image.offset.npy")
+    offset[:2] = [2**62, -(2**20)]
+    np.save(path / "index" / "image.offset.npy", offset)
+    monkeypatch.setattr(_Disk, "has_waited", lambda self, epoch: True)
+    if format_name != "lmdb":  # which finds values by their keys
+        with pytest.raises(DamagedSample):
+            epoch_of(path, scale=None)
+    (path / "shards").rename(path / "gone")
+    with pytest.raises(DamagedPack) as caught:
+        epoch_of(path, scale=None)
+    assert isinstance(caught.value, DamagedSample)
+
+
 def test_array_packs_are_cropped_and_resized_like_decoded_ones(tmp_path, format_name):
     arrays = np.stack([photo(i, 40, 30) for i in range(8)])
     path = array_pack(tmp_path / "pack", format_name, arrays)
@@ -290,6 +321,9 @@ def test_layout_dtype_and_normalize(photos):
     [
         {"normalize": ([0] * 3, [1] * 3), "dtype": np.uint8},
         {"normalize": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])},
+        {"normalize": ([120.0] * 3, [60.0, 0.0, 60.0])},
+        {"normalize": ([120.0], [60.0])},
+        {"flip": 3},
         {"shuffle": "block"},
         {"fields": "image"},
         {"transform": lambda pixels, random: pixels, "dtype": np.float32},

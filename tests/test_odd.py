@@ -422,6 +422,21 @@ def test_the_limit_of_pixels_can_be_set(name: str) -> None:
     assert PixelOptions().max_pixels == MAX_PIXELS
 
 
+@pytest.mark.parametrize("name", ["palette", "TIFF", "WebP", "GIF", "BMP"])
+def test_the_limit_reaches_pillow_and_only_grows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow has one for the whole process, and threads that look at images of many sizes."""
+    data, _ = KINDS[name]
+    for keep_bytes in (False, True):
+        monkeypatch.setattr(Pillow, "MAX_IMAGE_PIXELS", 48 * 32 // 3)
+        found = prepared(data, max_pixels=48 * 32, keep_bytes=keep_bytes)
+        assert found.reject is None
+        assert Pillow.MAX_IMAGE_PIXELS == 48 * 32
+        prepared(data, max_pixels=10)
+        assert Pillow.MAX_IMAGE_PIXELS == 48 * 32
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [

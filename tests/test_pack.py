@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -508,6 +509,13 @@ def test_what_is_not_a_pack(tmp_path: Path, pack_path: Path) -> None:
 def test_a_newer_format_is_refused(pack_path: Path) -> None:
     change_format_version(pack_path, 2)
     with pytest.raises(NotAPack, match=r"version 2.*newer"):
+        readers.open(pack_path)
+
+
+@pytest.mark.parametrize("version", [0, -3, True, "1", None])
+def test_what_is_no_format_version_is_refused(pack_path: Path, version: Any) -> None:
+    change_format_version(pack_path, version)
+    with pytest.raises(NotAPack, match="format version"):
         readers.open(pack_path)
 
 

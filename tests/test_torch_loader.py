@@ -190,6 +190,27 @@ def test_the_prefetcher_normalises(photos):
         assert torch.allclose(images, scaled, atol=1e-6)
 
 
+def test_the_prefetcher_refuses_numbers_for_other_pixels(photos):
+    """Those that are printed everywhere are for pixels of 0 to 1, which a transform may make."""
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    with pytest.raises(ValueError, match="multiply by 255"):
+        next(iter(CUDAPrefetcher(loader(photos), "cpu", mean=mean, std=std)))
+    halves = loader(photos, transform=lambda pixels, random: np.full((2, 2, 3), 0.5, np.float32))
+    images, _ = next(iter(CUDAPrefetcher(_Planes(halves), "cpu", mean=mean, std=std)))
+    assert images.max() < 1
+    for wrong in ({"std": (1, 0, 1)}, {"mean": (120,)}, {"mean": (1, 2, float("nan"))}):
+        with pytest.raises(ValueError, match="mean"):
+            CUDAPrefetcher(loader(photos), "cpu", **wrong)
+
+
+class _Planes:
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        return ((images.permute(0, 3, 1, 2), labels) for images, labels in self._batches)
+
+
 def test_the_prefetcher_passes_pixels_through_without_a_copy(photos):
     source = loader(photos, with_batch=True)
     plain = [images.clone() for images, *_ in source]

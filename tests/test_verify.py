@@ -34,6 +34,7 @@ from readers import formats
 from readers.errors import NotAPack
 from readers.index import column_path, map_columns
 from readers.manifest import Field, Manifest
+from readers.pack import Pack
 
 MODES = {"structure": {"quick": True}, "samples": {}, "images": {"decode_images": True}}
 
@@ -290,6 +291,24 @@ def test_the_sample_that_crashes_the_library_is_named(
     assert set(found) == {101, 102, 104}
     assert found[101] == "damaged"
     assert "crashes" in found[102] and "crashes" in found[104]
+
+
+def test_what_goes_wrong_with_one_sample_does_not_hide_the_others(
+    pack: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it is: an error that nobody thought of is no reason to look no further."""
+    read = Pack.read
+
+    def failing(self: Pack, i: int, field: str = "image") -> bytes:
+        if i == 1:
+            raise TypeError("not foreseen")
+        return read(self, i, field)
+
+    monkeypatch.setattr(Pack, "read", failing)
+    examine._examine(pack, "00000", 0, False)
+    said = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [line for line in said if line[1]] == [[1, "reading it fails: TypeError: not foreseen"]]
+    assert [position for position, reason in said if reason is None] == [0, 1, 2]
 
 
 def test_a_library_that_always_crashes_is_given_up(

@@ -6,7 +6,7 @@ from struct import Struct
 
 import PIL.Image
 
-from readers.odd import largest_value, num_frames, open_image, orientation_of
+from readers.odd import allow_pixels, largest_value, num_frames, open_image, orientation_of
 
 from .inspect import Image, Reject, note_profile
 
@@ -20,8 +20,7 @@ def look(data: bytes, kind: str, max_pixels: int) -> Image:
     """
     if kind == "WebP":  # Pillow allots its canvas before it tells the size
         check_size(*_webp_size(data), max_pixels)
-    # Pillow holds the sizes of tiles and frames against this while it opens a file.
-    PIL.Image.MAX_IMAGE_PIXELS = max_pixels
+    allow_pixels(max_pixels)
     try:
         with open_image(data) as image:
             frames = num_frames(image)

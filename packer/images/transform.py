@@ -72,9 +72,10 @@ def _is_odd(image: Image, options: PixelOptions) -> bool:
 
 
 def _transform_odd(data: bytes, image: Image, options: PixelOptions) -> Stored:
-    from readers.odd import canonical  # costs an import of Pillow, which most runs do without
+    from readers.odd import allow_pixels, canonical  # costs an import of Pillow
 
     _settle(image, options)
+    allow_pixels(options.max_pixels)
     if image.kind == "JPEG":
         data = check_pixels(data, image)  # it hears libjpeg's warnings, which Pillow does not tell
     warnings = list(image.warnings)

@@ -17,6 +17,7 @@ from nvidia.dali.pipeline import Pipeline, pipeline_def
 from nvidia.dali.types import DALIDataType, DALIImageType, DALIInterpType
 
 from ..errors import DspackError
+from ..normalization import in_levels
 from ..pack import Pack
 from ..ranks import threads_or_share
 from .source import Source, external_source
@@ -59,6 +60,8 @@ class Recipe:
             raise ValueError(f"device {device!r}; it is 'mixed' or 'cpu'")
         if np.dtype(dtype).name not in _DTYPES or (normalize and np.dtype(dtype) == np.uint8):
             raise ValueError(f"dtype {np.dtype(dtype).name!r} cannot hold the pixels asked for")
+        if normalize:
+            in_levels(*normalize)
         if device == "mixed":
             _require_gpu()
         self.size, self.device, self.antialias = size, device, antialias
@@ -123,7 +126,8 @@ def pipeline(
     numbers in the pack or its split (int64). `run()` raises StopIteration at the end of an epoch,
     then `reset()` goes on with the next.
 
-    Options, by name; the others are those of `external_source`:
+    Options, by name. seed, shuffle, drop_last, rank, world_size, subset, weights, resize, ratio and
+    check are those of `external_source`; the others:
 
     size: images come out size by size, by default 224. None: as they are stored, cut and mirrored
       at most.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..augment import center_crops, flips, random_resized_crops
+from ..augment import center_crops, flips, random_resized_crops, shorter_side
 from ..decode import FLIPPED_AXES
 from ..errors import DspackError
 from ..jpeg import stray_ranges, without
@@ -204,7 +204,7 @@ def external_source(
         fields=tuple(fields),
         per_sample=batch_size is None,
         size=size,
-        resize=resize or round(size * 256 / 224),
+        resize=resize or shorter_side(size),
         scale=scale,
         ratio=ratio,
         flip=flip,
