@@ -16,6 +16,7 @@ from readers.errors import SourceError
 
 from .layout import Plan, class_warnings, totals_of
 
+_GOLDEN = (5**0.5 - 1) / 2
 _TIE = 1e-9  # shares are floating point: 0.1 * 30 and 3 are equal
 
 
@@ -70,27 +71,59 @@ def assign(
     seed: int,
     groups: Sequence[str] | None = None,
 ) -> npt.NDArray[np.int16]:
-    """The split of every sample, a number below len(shares). `groups` stay together.
+    """The split of every sample, a number below len(shares). `groups` stay together."""
+    if groups is not None:
+        return _deal(groups, labels, shares, seed)
+    return _cut(keys, labels, np.array(shares), seed)
 
-    Samples, or groups, are dealt out one by one, large groups first and otherwise in the order
-    of a hash of seed and key: each to the split that lacks most of its classes, and of the
-    whole if it is a tie.
+
+def _hash(seed: int, name: str) -> bytes:
+    return checksum(f"{seed}/{name}".encode("utf-8", "surrogateescape"))
+
+
+def _cut(
+    keys: Sequence[str],
+    labels: npt.NDArray[np.int64],
+    shares: npt.NDArray[np.float64],
+    seed: int,
+) -> npt.NDArray[np.int16]:
+    """Each class, in the order of a hash of seed and key, is cut into a piece for each split: a
+    sample that comes or goes moves at most one other at each cut, and none of other classes.
+
+    The places of the cuts are rounded up or down. Which, is up to a sequence that spreads evenly
+    (multiples of the golden ratio), so that all classes together have the shares, too, but for a
+    few samples.
     """
+    split_ids = np.zeros(len(keys), np.int16)
+    by_class = np.argsort(labels, kind="stable")
+    bounds = np.flatnonzero(np.diff(labels[by_class])) + 1
+    for number, rows in enumerate(np.split(by_class, bounds)):
+        rounding = (0.5 + number * _GOLDEN) % 1
+        cuts = np.floor(np.cumsum(shares)[:-1] * len(rows) + rounding + _TIE)
+        in_order = sorted(rows.tolist(), key=lambda row: _hash(seed, keys[row]))
+        split_ids[in_order] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+    return split_ids
+
+
+def _deal(
+    groups: Sequence[str],
+    labels: npt.NDArray[np.int64],
+    shares: Sequence[float],
+    seed: int,
+) -> npt.NDArray[np.int16]:
+    """Groups are dealt out one by one, large ones first and otherwise in the order of a hash of
+    seed and name: each to the split that lacks most of its classes, and of the whole if it is a
+    tie."""
     rows_of: dict[str, list[int]] = defaultdict(list)
-    for row, name in enumerate(keys if groups is None else groups):
+    for row, name in enumerate(groups):
         rows_of[name].append(row)
-
-    def order(name: str) -> tuple[int, bytes]:
-        text = f"{seed}/{name}".encode("utf-8", "surrogateescape")
-        return -len(rows_of[name]), checksum(text)
-
     classes, class_of = np.unique(labels, return_inverse=True)
     sizes = np.bincount(class_of, minlength=len(classes))
     lacking = [[share * size for size in sizes.tolist()] for share in shares]
-    lacking_in_all = [share * len(keys) for share in shares]
+    lacking_in_all = [share * len(groups) for share in shares]
     of_class = class_of.tolist()
-    split_ids = np.zeros(len(keys), np.int16)
-    for name in sorted(rows_of, key=order):
+    split_ids = np.zeros(len(groups), np.int16)
+    for name in sorted(rows_of, key=lambda name: (-len(rows_of[name]), _hash(seed, name))):
         rows = rows_of[name]
         need = [sum(lack[of_class[row]] for row in rows) for lack in lacking]
         most = max(need)
