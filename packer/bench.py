@@ -37,7 +37,7 @@ _NEAR = 0.8  # a share of a limit that counts as having reached it
 class Report:
     """`load`: the machine's load average before; `warm` and `cold`: what each contender reached;
     `skipped`: why others were left out; `limit`: what holds the Loader back, one of decoder, disk,
-    memory, Python."""
+    memory, Python, or unclear."""
 
     pack: str
     num_samples: int
@@ -209,6 +209,11 @@ def limit_of(report: Report) -> tuple[str, str]:
     share = ours.speed / decoding
     if share >= _NEAR:
         return "decoder", f"the Loader reaches {share:.0%} of {workers} threads that only decode"
+    if ours.processors < _NEAR:  # Python's lock alone would let it use a whole one
+        return "unclear", (
+            f"the Loader had {ours.processors:.1f} of {workers} processors: other programs had the "
+            "rest"
+        )
     return "Python", (
         f"the Loader reaches {share:.0%} of {workers} threads that only decode, with "
         f"{ours.processors:.1f} processors busy: the rest is Python's work for each sample"
@@ -218,7 +223,7 @@ def limit_of(report: Report) -> tuple[str, str]:
 def advice(report: Report, pack: Pack) -> Iterator[str]:
     """What would help, by the figures."""
     ours = report.warm["loader"].speed
-    if report.load > report.processors / 2:
+    if report.load > report.processors / 2 or report.limit == "unclear":
         yield f"measure again: the machine was busy with something else (load {report.load:.1f})"
     stored = pack.manifest.fields["image"]
     if report.limit in ("decoder", "Python") and report.threads < report.processors:
@@ -280,7 +285,8 @@ def table(report: Report) -> list[str]:
                 f"{m.private_bytes / 1e6:>7,.0f} MB{m.shared_bytes / 1e6:>7,.0f} MB"
             )
     lines += [f"{TITLES[name] + ':':<34}left out: {why}" for name, why in report.skipped.items()]
-    lines += ["", f"limit: the {report.limit}".replace("the Python", "Python")]
+    article = "" if report.limit in ("Python", "unclear") else "the "
+    lines += ["", f"limit: {article}{report.limit}"]
     lines += [f"  {report.reason}", "advice:", *(f"  {text}" for text in report.advice)]
     return lines
 

@@ -289,6 +289,11 @@ class CUDAPrefetcher:
         self.loader.load_state_dict(state)
         self._state = None
 
+    @property
+    def skipped(self) -> list[str]:
+        """See Loader.skipped."""
+        return self.loader.skipped
+
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         if self.device.type != "cuda":
             for batch in self.loader:
