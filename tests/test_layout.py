@@ -168,6 +168,24 @@ def test_numeric_class_names_are_warned_about(names: list[str], warning: str | N
     assert [warning in text for text in result.warnings] == ([True] if warning else [])
 
 
+@pytest.mark.parametrize(
+    ("folders", "said"),
+    [
+        (["images", "masks"], "pack images/ with --field 'mask=../masks/{stem}.png'"),
+        (["Annotations", "JPEGImages"], "JPEGImages/ and Annotations/ are taken as classes"),
+        (["images"], "images/ is taken as a class"),
+        (["cat", "images"], None),
+        (["cat", "masks"], None),
+        (["masks"], None),
+    ],
+)
+def test_folders_that_are_hardly_classes_are_mentioned(
+    folders: list[str], said: str | None
+) -> None:
+    notes = planned(*(f"{folder}/1.jpg" for folder in folders)).warnings
+    assert len(notes) == (said is not None) and (said is None or said in notes[0])
+
+
 def test_one_class_over_nested_folders_is_warned_about() -> None:
     result = planned("imgs/cat/1.jpg", "imgs/dog/1.jpg")
     assert result.classes == ["imgs"]

@@ -77,6 +77,7 @@ def plan(
             *_split_warnings(kind_of, splits),
             *class_warnings(totals, class_names),
             *_depth_warnings(places, class_names),
+            *_name_warnings(class_names),
         ],
     )
 
@@ -187,6 +188,19 @@ def _depth_warnings(places: Iterable[Place], classes: Sequence[str]) -> list[str
         f"all images lie below the one class {printable(classes[0])!r}; if its folders are the "
         "classes, pack that folder instead"
     ]
+
+
+def _name_warnings(classes: Sequence[str]) -> list[str]:
+    """A note on folders that hold images and what goes with them, and are hardly classes."""
+    images = [name for name in classes if name.lower() in ("images", "imgs", "jpegimages")]
+    masks = [name for name in classes if name.lower() in ("masks", "annotations", "labels")]
+    if len(images) != 1 or len(classes) > 1 + len(masks):
+        return []
+    folders = " and ".join(f"{printable(name)}/" for name in [*images, *masks])
+    if not masks:
+        return [f"{folders} is taken as a class; if it is none, pack that folder itself"]
+    pattern = f"--field 'mask=../{printable(masks[0])}/{{stem}}.png'"
+    return [f"{folders} are taken as classes; if they are none, pack {images[0]}/ with {pattern}"]
 
 
 def totals_of(
