@@ -19,6 +19,8 @@ _KIND_SUFFIX = re.compile(
     re.IGNORECASE,
 )
 
+_OTHER_NAME = "choose another name with -o"
+
 
 def default_destination(source: Path, format_name: str) -> Path:
     """NAME.FORMAT in the current folder, or in ~/datasets when that is a Windows drive.
@@ -41,12 +43,17 @@ def check_destination(out: Path, source: Path, *, overwrite: bool, force: bool) 
             advice="choose a folder in Linux's own file system, such as ~/datasets, or --force",
         )
     real_out, real_source = os.path.realpath(out), os.path.realpath(source)
-    if os.path.commonpath([real_out, real_source]) == real_source != real_out:
+    shared = os.path.commonpath([real_out, real_source])
+    if real_out == real_source:
+        raise DestinationError("is the source itself", path=out, advice=_OTHER_NAME)
+    if shared == real_source:
         raise DestinationError(
             "lies inside the source, where it would be taken for a class",
             path=out,
             advice="choose another folder with -o",
         )
+    if shared == real_out:
+        raise DestinationError("holds the source", path=out, advice=_OTHER_NAME)
     if not os.path.lexists(out):
         return
     if not overwrite:

@@ -101,6 +101,7 @@ class Staging:
             raise _cannot_write(error, self.folder) from None
         try:
             self._acquire()
+            self._put_old_back()
             self._adopt(plan, overwrite)
         except OSError as error:
             self.close()
@@ -116,6 +117,13 @@ class Staging:
             raise DestinationError(
                 "another dspack is writing this pack", path=self.out, advice="wait for it to end"
             ) from None
+
+    def _put_old_back(self) -> None:
+        """Give the old pack its name again where a run was killed between publish()'s renames."""
+        is_between = (self.folder / "old").exists() and (self.pack / MANIFEST_NAME).exists()
+        if is_between and not os.path.lexists(self.out):
+            (self.folder / "old").rename(self.out)
+            sync(self.out.parent)
 
     def _adopt(self, plan: Mapping[str, Any], overwrite: bool) -> None:
         path = self.folder / "plan.json"

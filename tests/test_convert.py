@@ -405,6 +405,25 @@ def test_a_pack_is_not_written_into_its_source(
     assert files(imgs) == before
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_pack_does_not_replace_its_source(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pack(source, Path("imgs.memmap"))
+    write(Path("imgs.memmap/inside/cat/1.jpg"), IMAGE)
+    Path("link").symlink_to("imgs.memmap")
+    before = files(tmp_path)
+    for again in (Path("imgs.memmap"), tmp_path / "imgs.memmap", Path("link")):
+        with pytest.raises(DestinationError, match="is the source itself; choose another name"):
+            pack(again, Path("imgs.memmap"), overwrite=overwrite)
+    with pytest.raises(DestinationError, match="holds the source; choose another name"):
+        pack(Path("imgs.memmap/inside"), Path("imgs.memmap"), overwrite=overwrite)
+    with pytest.raises(DestinationError, match="lies inside the source"):
+        pack(tmp_path, Path("imgs.memmap"), overwrite=overwrite)
+    assert files(tmp_path) == before
+
+
 @pytest.mark.parametrize("out", [".", "..", "/"])
 def test_a_destination_needs_a_name(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str

@@ -101,6 +101,39 @@ def test_killed_at_any_step_there_is_no_pack_or_the_old_one_or_the_new_one(
     assert {old, new} <= set(seen) <= {old, new, None}
 
 
+KILL_BETWEEN_RENAMES = """
+import os, sys
+from packer.cli import main
+
+def kill(event, arguments):
+    if event == "os.rename" and str(arguments[0]).endswith(".partial/pack"):
+        os.kill(os.getpid(), 9)
+
+sys.addaudithook(kill)
+main()
+"""
+
+
+def test_the_old_pack_outlives_a_run_killed_between_renames_whose_files_broke(
+    in_memory: Path,
+) -> None:
+    out, imgs = in_memory / "pack", class_folder(in_memory / "imgs", num_classes=1)
+    others = class_folder(in_memory / "others", seed=7)
+    old = convert(others, out, Options("memmap"), threads=1).content_digest
+    command = ["convert", imgs, "--to", "memmap", "-o", out, "--overwrite"]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILL_BETWEEN_RENAMES, *command], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert not out.exists()
+    for path in imgs.rglob("*.*"):
+        path.write_bytes(b"broken")
+    again = subprocess.run(dspack(*command), capture_output=True, check=False)
+    assert again.returncode == 4
+    assert state(out) == old
+    assert {path.name for path in in_memory.iterdir()} == {"imgs", "others", "pack"}
+
+
 # Any moment
 
 
