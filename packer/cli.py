@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from readers import formats
-from readers.errors import DspackError, printable
+from readers.errors import DestinationError, DspackError, printable
 from readers.version import __version__
 
 from .arguments import Boxes, ByteSize, FieldPattern, Regex, Seconds, Splits, pixel_options
@@ -55,8 +57,20 @@ class Group(click.Group):
             click.echo("; ".join(["\ndspack: interrupted", *map(str, error.args)]), err=True)
             ctx.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:  # `dspack info PACK | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _write_no_more()
             ctx.exit(EXIT_BROKEN_PIPE)  # not 0: the exit code that was to come is lost
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            _write_no_more()
+            with suppress(OSError):  # it may be what is full
+                click.echo(f"dspack: the output cannot be written: {error.strerror}", err=True)
+            ctx.exit(DestinationError.exit_code)
+
+
+def _write_no_more() -> None:
+    """Send what is still to be printed to nowhere, or Python would try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed_streams() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from .prepare_all import prepare_all
 from .publish import Finished, RejectedFile, changes, finish, keys_of
 from .shards import ShardSequence
 from .sources import Scanning, Source, open_source, unseen
-from .staging import Done, Staging, fingerprint
+from .staging import Done, Staging, cannot_write, fingerprint
 
 _GO_ON_ADVICE = (
     "what is packed so far is kept; make room if the disk is full, and run the same command again"
@@ -92,22 +92,18 @@ def convert(
     job = list_source(source_path, out, options, scanning)
     staging = Staging(out, _plan_json(job), overwrite=overwrite)
     try:
-        done = _drop_changed(staging.finished(), job, threads)
-        staging.keep(done)
+        with _writing(staging):
+            done = _drop_changed(staging.finished(), job, threads)
+            staging.keep(done)
         num_resumed = sum(len(shard.rows) for shard in done)
         done += _pack_rest(staging, job, done, threads, io_threads, progress)
         rejected, dropped = _rejected(job, done)
-        _refuse(staging, rejected, done, job.source, strict)
-        job.listing.left_out.update(reject.reason for reject in dropped)
-        finished = finish(staging, job, done, rejected, dropped)
-        check_destination(out, source_path, overwrite=overwrite, force=force)  # it may be new
-        staging.publish(finished.manifest.to_json())
-    except OSError as error:
-        raise DestinationError(
-            f"cannot be written: {os.strerror(error.errno) if error.errno else error}",
-            path=staging.folder,
-            advice=_GO_ON_ADVICE,
-        ) from error
+        with _writing(staging):
+            _refuse(staging, rejected, done, job.source, strict)
+            job.listing.left_out.update(reject.reason for reject in dropped)
+            finished = finish(staging, job, done, rejected, dropped)
+            check_destination(out, source_path, overwrite=overwrite, force=force)  # it may be new
+            staging.publish(finished.manifest.to_json())
     except DestinationError as error:
         error.advice = error.advice or _GO_ON_ADVICE
         raise
@@ -229,12 +225,24 @@ def _pack_rest(
         with closing(every):  # a traceback that somebody keeps would keep its second process
             first = duplicates.FirstOfEach(plan, done) if options.drop_duplicates else None
             for batch in first.of(every) if first else every:
-                writer.append(batch)
+                with _writing(staging):
+                    writer.append(batch)
                 progress(batch[-1].entry + 1, sum([p.num_bytes for p in batch]), len(plan))
-        return writer.finish()
+        with _writing(staging):
+            return writer.finish()
     except BaseException:
-        writer.abort()
+        with _writing(staging):
+            writer.abort()
         raise
+
+
+@contextmanager
+def _writing(staging: Staging) -> Iterator[None]:
+    """Says what cannot be written. What fails outside of it is the source, or whoever watches."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(error, staging.folder) from error
 
 
 def _kept(done: Sequence[Done]) -> str:

@@ -98,14 +98,14 @@ class Staging:
             self._refuse_strangers()
             self._lock = (self.folder / "lock").open("a")
         except OSError as error:
-            raise _cannot_write(error, self.folder) from None
+            raise cannot_write(error, self.folder) from None
         try:
             self._acquire()
             self._put_old_back()
             self._adopt(plan, overwrite)
         except OSError as error:
             self.close()
-            raise _cannot_write(error, self.folder) from None
+            raise cannot_write(error, self.folder) from None
         except BaseException:
             self.close()
             raise
@@ -329,6 +329,7 @@ def _difference(before: bytes, plan: Mapping[str, Any]) -> str:
     return "has " + ", ".join(shown)
 
 
-def _cannot_write(error: OSError, path: Path) -> DestinationError:
+def cannot_write(error: OSError, path: Path) -> DestinationError:
+    """The error for a folder that cannot be written."""
     reason = os.strerror(error.errno) if error.errno else error
     return DestinationError(f"cannot be written: {reason}", path=path)

@@ -459,6 +459,15 @@ def test_output_to_a_closed_pipe_is_no_trouble(packed: Path) -> None:
     assert result.stderr == b""
 
 
+@pytest.mark.parametrize("arguments", ["info imgs.memmap", "verify imgs.memmap --json"])
+@pytest.mark.usefixtures("packed")
+def test_output_to_a_full_disk_is_a_sentence(arguments: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m packer.cli {arguments} > /dev/full"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert result.returncode == 6
+    assert result.stderr == "dspack: the output cannot be written: No space left on device\n"
+
+
 def test_closed_standard_streams_are_no_trouble(here: Path) -> None:
     command = f"{sys.executable} -W error -m packer.cli convert imgs --to memmap -o pack"
     result = subprocess.run(f"{command} <&- >&- 2>&-", shell=True, cwd=here, check=False)

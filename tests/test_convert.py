@@ -631,6 +631,16 @@ def test_a_source_that_fails_leaves_a_run_to_go_on_with(
     assert summary.content_digest == unbroken.content_digest
 
 
+def test_whoever_does_not_take_the_progress_is_not_the_destination(
+    imgs: Path, tmp_path: Path
+) -> None:
+    def broken(num_done: int, num_bytes: int, num_total: int) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    with pytest.raises(BrokenPipeError):
+        pack(imgs, tmp_path / "pack", progress=broken)
+
+
 # A full disk
 
 

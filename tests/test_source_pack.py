@@ -197,6 +197,18 @@ def test_a_pack_without_a_shard_is_an_error(
         convert(made, tmp_path / "pack", Options("lmdb"), threads=2)
 
 
+def test_a_pack_that_vanishes_is_no_trouble_of_the_destination(
+    tmp_path: Path, folder: Path, make_pack: MakePack
+) -> None:
+    made = make_pack(folder, tmp_path / "made", "memmap")
+
+    def vanish(num_done: int, num_bytes: int, num_total: int) -> None:
+        (made / "manifest.json").unlink(missing_ok=True)
+
+    with pytest.raises(SourceError, match=r"made/manifest\.json: cannot be read"):
+        convert(made, tmp_path / "pack", Options("memmap"), threads=2, progress=vanish)
+
+
 def test_other_labels_are_another_run(tmp_path: Path, source: Path) -> None:
     """An unfinished run with other splits must not be taken for this one."""
     from packer.plan.split import NewSplits

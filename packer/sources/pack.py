@@ -62,7 +62,11 @@ class Source:
 
     @cached_property
     def _modified_ns(self) -> int:
-        return os.stat(self.root / MANIFEST_NAME).st_mtime_ns
+        path = self.root / MANIFEST_NAME
+        try:
+            return os.stat(path).st_mtime_ns
+        except OSError as error:
+            raise SourceError(f"cannot be read: {error.strerror}", path=path) from None
 
     def scan(self) -> Listing:
         manifest, index = self._pack.manifest, self._pack.index
