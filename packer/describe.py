@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from readers.errors import DamagedPack
+from readers.index import column_path
 from readers.pack import Pack
 
 
@@ -37,6 +39,10 @@ def describe(path: Path) -> Description:
     """Describe the pack at `path`. Raises NotAPack, DamagedPack."""
     pack = Pack(path)
     manifest, index = pack.manifest, pack.index
+    for name, number in (("label", len(manifest.classes)), ("split", len(manifest.splits))):
+        if index[name].min() < -1 or index[name].max() >= number:
+            reason = f"the column has numbers that are not in -1 … {number - 1}"
+            raise DamagedPack(reason, path=column_path(pack.path, name))
     # One row a split and one column a class; row and column 0 are for "none".
     counts = np.zeros((len(manifest.splits) + 1, len(manifest.classes) + 1), np.int64)
     np.add.at(counts, (index["split"] + 1, index["label"] + 1), 1)

@@ -58,10 +58,20 @@ def _rebuild(cls: type[DspackError], reason: str, fields: dict[str, object]) -> 
     return error
 
 
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
 def printable(name: str) -> str:
-    """`name` with control characters, and bytes that are not UTF-8, shown as `\\xNN`."""
-    text = os.fsencode(name).decode("utf-8", "backslashreplace")
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
+    """`name` with control characters, and bytes that are not UTF-8, shown as `\\xNN`, and with half
+    characters, which JSON can spell, as `\\uNNNN`."""
+    return _UNPRINTABLE.sub(_shown, name)
+
+
+def _shown(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte, as os.fsdecode gives it
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 class DamagedPack(DspackError):

@@ -285,6 +285,14 @@ BROKEN_COCO: dict[str, tuple[bytes, str]] = {
         b'{"categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
         r"categories\[1\] has the id 1",
     ),
+    "half a character in a name": (
+        b'{"categories": [{"id": 1, "name": "\\ud800"}]}',
+        r"categories\[0\]: its name .* cannot be one",
+    ),
+    "half a character in a file_name": (
+        b'{"images": [{"id": 1, "file_name": "\\ud800"}]}',
+        r"images\[0\]: its file_name .* cannot be one",
+    ),
     "deep": (b'{"images": [' + b"[" * 200_000, "recursion"),
 }
 
@@ -510,6 +518,12 @@ def test_names_in_a_yaml(text: str) -> None:
 def test_what_else_a_yaml_may_hold_is_refused(text: str) -> None:
     with pytest.raises(SourceError, match="names"):
         class_names.parse(text.encode(), Path("data.yml"))
+
+
+@pytest.mark.parametrize("text", ['names: ["\\ud800"]', 'names:\n  0: "a\\u0000"'])
+def test_a_class_that_no_folder_could_be_is_refused(text: str) -> None:
+    with pytest.raises(SourceError, match=r"data\.yaml: class .* cannot be a name"):
+        class_names.parse(text.encode(), Path("data.yaml"))
 
 
 def test_names_in_a_text() -> None:

@@ -19,6 +19,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from images import class_folder, jpeg, photo, write
+from packs import change_manifest
 
 from packer import __version__, convert, estimate, progress, verify
 from packer.arguments import ByteSize
@@ -385,6 +386,13 @@ def test_paths_of_any_bytes_can_be_printed(odd_names: list[Path]) -> None:
         assert "\x1b" not in strict.stderr
         dry_run = dspack("convert", path, "--to", "memmap", "-o", f"{path}.3", "--dry-run")
         assert dry_run.exit_code == 0
+
+
+def test_what_is_half_a_character_can_be_printed(packed: Path) -> None:
+    change_manifest(packed, classes=("class_0", "\ud83d", os.fsdecode(b"\xe9\x9b\n")))
+    result = dspack("info", packed)
+    assert result.exit_code == 0
+    assert "\\ud83d " in result.stdout and "\\xe9\\x9b\\x0a " in result.stdout
 
 
 @pytest.mark.parametrize("charset", ["ascii", "latin-1"])

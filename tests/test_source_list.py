@@ -212,6 +212,10 @@ def test_errors_name_the_line(root: Path, lines: list[str], message: str) -> Non
         ('{"path": "a/1.jpg", "label": true}', "line 1: the label True is neither"),
         ('{"path": "\\ud800.jpg"}', "line 1: .* cannot be the name of a file"),
         ('{"path": "\\u0000.jpg"}', "line 1: .* cannot be the name of a file"),
+        ('{"path": "a/1.jpg", "label": "\\ud800"}', "line 1: the label .* cannot be a name"),
+        ('{"path": "a/1.jpg", "class": "\\udfff"}', "line 1: the class .* cannot be a name"),
+        ('{"path": "a/1.jpg", "split": "x\\u0000"}', "line 1: the split .* cannot be a name"),
+        ('{"path": "a/1.jpg", "\\ud800": 1}', "line 1: .* cannot be the name of a column"),
     ],
 )
 def test_errors_in_json(root: Path, text: str, message: str) -> None:

@@ -25,7 +25,7 @@ from ..boxes import BROKEN, NO_SIZE, Annotated, Rows
 from ..images.geometry import Size
 from ..images.inspect import Reject
 from ..json_stream import JsonStream
-from ..plan.names import not_in_class_map
+from ..plan.names import can_be_a_name, not_in_class_map
 from ..sources import File
 
 CROWD = "a crowd region, left out"
@@ -175,6 +175,8 @@ class _Reading:
         image_id, name = image.get("id"), image.get("file_name")
         if not isinstance(image_id, int | float | str) or not isinstance(name, str) or not name:
             raise self._error(f"{where} lacks its id or file_name")
+        if not can_be_a_name(name):
+            raise self._error(f"{where}: its file_name {name!r:.100} cannot be one")
         number = self._numbers.setdefault(image_id, len(self._numbers))
         if number in self._images:
             raise self._error(f"{where} has the id {image_id!r}, which an image before it has")
@@ -202,6 +204,8 @@ class _Reading:
         category_id, name = category.get("id"), category.get("name")
         if not _is_whole(category_id) or not isinstance(name, str):
             raise self._error(f"{where} lacks its id, a whole number, or its name")
+        if not can_be_a_name(name):
+            raise self._error(f"{where}: its name {name!r:.100} cannot be one")
         if self.categories.setdefault(category_id, name) != name:
             raise self._error(f"{where} has the id {category_id}, which one before it has")
 

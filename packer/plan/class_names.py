@@ -9,6 +9,8 @@ from pathlib import PurePath
 
 from readers.errors import SourceError, printable
 
+from .names import can_be_a_name
+
 _YAML = (".yaml", ".yml")
 _YAML_ADVICE = "write the names into a text file, one a line"
 # One scalar: in double quotes, in single ones, or plain up to what ends it in a list or a line.
@@ -28,6 +30,8 @@ def parse(data: bytes, path: PurePath) -> list[str]:
         names = _yaml_names(text, path)
     else:
         names = [line for line in text.split("\n") if line]
+    if wrong := [name for name in names if not can_be_a_name(name)]:
+        raise SourceError(f"class {wrong[0]!r} cannot be a name", path=path)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise SourceError(f"class {printable(twice[0])!r} is listed twice", path=path)
     return names

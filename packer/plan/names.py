@@ -1,7 +1,8 @@
-"""Names that another file system, or a person, would take for one another."""
+"""Names that another file system, or a person, would take for one another; and what is no name."""
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections import defaultdict
@@ -10,6 +11,14 @@ from collections.abc import Iterable, Sequence
 from readers.errors import printable
 
 _WINDOWS_STAND_IN = re.compile("[\uf001-\uf07f]")
+
+
+def can_be_a_name(name: str) -> bool:
+    """Whether a file system could hold such a path; classes and splits have no other names."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:  # half a character, which JSON can spell
+        return False
 
 
 def name_warnings(keys: Sequence[str]) -> list[str]:

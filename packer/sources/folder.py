@@ -88,9 +88,9 @@ class Source:
         target = os.path.realpath(f"{self._real_root}/{path}")
         if not any(_is_within(target, root) for root in self._roots_of(path)):
             return "link out of the source"
-        if not Path(target).exists():
+        if not os.path.exists(target):
             return "link to nothing"
-        return "link to a folder" if Path(target).is_dir() else None
+        return "link to a folder" if os.path.isdir(target) else None
 
     def _roots_of(self, path: str) -> list[str]:
         """The folders that links in a path may lead into."""

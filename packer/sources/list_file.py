@@ -21,6 +21,7 @@ from readers.errors import SourceError, printable
 from ..archive import join
 from ..images.inspect import Reject
 from ..plan.labels import Stated, give
+from ..plan.names import can_be_a_name
 from . import NO_FILE, Column, File, Listing, folder, folders_above
 
 EXTENSIONS = (".csv", ".tsv", ".jsonl")
@@ -129,6 +130,8 @@ class Source:
                 self._fail(line, f"not JSON: {error}")
             if not isinstance(row, dict):
                 self._fail(line, "not a JSON object")
+            if wrong := [name for name in row if not can_be_a_name(name)]:
+                self._fail(line, f"{wrong[0]!r} cannot be the name of a column")
             yield line, row
 
     def _label(self, line: int, row: dict[str, object]) -> str:
@@ -143,7 +146,10 @@ class Source:
             return ""
         if isinstance(value, bool) or not isinstance(value, str | int):
             self._fail(line, f"the {column} {value!r} is neither a word nor a whole number")
-        return str(value).strip()
+        text = str(value).strip()
+        if not can_be_a_name(text):
+            self._fail(line, f"the {column} {text!r} cannot be a name")
+        return text
 
     def _path(self, line: int, row: dict[str, object]) -> str:
         """The path below the base that a row names."""
@@ -157,7 +163,7 @@ class Source:
                 f"{printable(value)!r} is not below {self._base}",
                 "say what the paths are relative to with --root FOLDER",
             )
-        if not _can_be_a_name(clean):
+        if not can_be_a_name(clean):
             self._fail(line, f"{value!r} cannot be the name of a file")
         return clean
 
@@ -177,7 +183,7 @@ class Source:
         if not text:
             return None
         path = self._below_base(text)
-        if path is None or not _can_be_a_name(path):
+        if path is None or not can_be_a_name(path):
             raise Reject("no path below the list's folder", repr(text))
         return path
 
@@ -199,11 +205,3 @@ class Source:
 
     def stamp(self, path: str) -> tuple[int, int]:
         return self._folder.stamp(path)
-
-
-def _can_be_a_name(path: str) -> bool:
-    """Whether a file system could hold such a path."""
-    try:
-        return b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:  # half a character, which JSON can spell
-        return False
