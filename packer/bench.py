@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from readers.augment import shorter_side
-from readers.errors import DamagedPack, DspackError, MissingDependency
+from readers.errors import DamagedPack, DestinationError, DspackError, MissingDependency
 from readers.pack import Pack
 
 from .contenders import CONTENDERS, NEEDS, READY, Measured, Task
@@ -291,8 +291,10 @@ def table(report: Report) -> list[str]:
     return lines
 
 
-def require_matplotlib() -> None:
-    """Raise MissingDependency unless plot() can draw."""
+def check_plot(out: Path) -> None:
+    """Raise DestinationError or MissingDependency if plot() could not write `out`, or not draw."""
+    if not os.access(out.absolute().parent, os.W_OK):
+        raise DestinationError("its folder is missing, or may not be written", path=out)
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -303,8 +305,8 @@ def require_matplotlib() -> None:
 
 
 def plot(report: Report, out: Path) -> None:
-    """Bars of the speeds. Raises MissingDependency without matplotlib."""
-    require_matplotlib()
+    """Bars of the speeds. Raises as check_plot."""
+    check_plot(out)
     from matplotlib.figure import Figure
 
     names = [name for name in report.warm if name != "read"]  # its bar would dwarf the others

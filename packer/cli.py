@@ -473,11 +473,11 @@ def bench(
       dspack bench imgs.lmdb --threads 8 --plot speeds.png
     """
     from .bench import bench as run
+    from .bench import check_plot, table
     from .bench import plot as draw
-    from .bench import require_matplotlib, table
 
     if plot is not None:
-        require_matplotlib()  # before it takes its time
+        check_plot(plot)  # before it takes its time
     report = run(
         pack,
         against,

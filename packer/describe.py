@@ -39,10 +39,7 @@ def describe(path: Path) -> Description:
     """Describe the pack at `path`. Raises NotAPack, DamagedPack."""
     pack = Pack(path)
     manifest, index = pack.manifest, pack.index
-    for name, number in (("label", len(manifest.classes)), ("split", len(manifest.splits))):
-        if index[name].min() < -1 or index[name].max() >= number:
-            reason = f"the column has numbers that are not in -1 … {number - 1}"
-            raise DamagedPack(reason, path=column_path(pack.path, name))
+    check_numbers(pack)
     # One row a split and one column a class; row and column 0 are for "none".
     counts = np.zeros((len(manifest.splits) + 1, len(manifest.classes) + 1), np.int64)
     np.add.at(counts, (index["split"] + 1, index["label"] + 1), 1)
@@ -74,6 +71,16 @@ def describe(path: Path) -> Description:
         content_digest=manifest.content_digest,
         made=manifest.made,
     )
+
+
+def check_numbers(pack: Pack) -> None:
+    """Raise DamagedPack where a label or split is none of the pack's."""
+    manifest = pack.manifest
+    for name, number in (("label", len(manifest.classes)), ("split", len(manifest.splits))):
+        column = pack.index[name]
+        if len(column) and (column.min() < -1 or column.max() >= number):
+            reason = f"the column has numbers that are not in -1 … {number - 1}"
+            raise DamagedPack(reason, path=column_path(pack.path, name))
 
 
 def _spread(column: Any) -> dict[str, int]:

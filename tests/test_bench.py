@@ -121,6 +121,14 @@ def test_the_plot_is_drawn_or_its_library_is_named(task, few, tmp_path):
         assert result.exit_code == 0 and out.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_plot_that_cannot_be_written_is_an_error_before_anything_is_measured(task, tmp_path):
+    command = ["bench", task.pack, "--plot", str(tmp_path / "none" / "speeds.png")]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 6
+    assert "speeds.png: its folder is missing" in result.stderr
+    assert "…" not in result.stderr  # nothing was measured in vain
+
+
 def test_what_cannot_be_measured_is_said(task, monkeypatch):
     monkeypatch.setattr(packer.bench, "_importable", lambda module: False)
     monkeypatch.setattr(Contender, "__init__", lambda self, name, task: None)

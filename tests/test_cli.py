@@ -19,8 +19,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from images import class_folder, jpeg, photo, write
-from packs import change_manifest
+from packs import change_index, change_manifest
 
+import readers
 from packer import __version__, convert, estimate, progress, verify
 from packer.arguments import ByteSize
 from packer.cli import main
@@ -125,6 +126,19 @@ def test_exit_1_verify_finds_damage(packed: Path) -> None:
     assert result.exit_code == 1
     assert "sample 0, key 'class_0/0.jpg'" in result.output
     assert re.search(r"^imgs\.memmap: damaged, \d findings$", result.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("number", [-2, 3])
+def test_a_label_that_is_no_class_is_damage(packed: Path, number: int) -> None:
+    labels = readers.open(packed).labels.copy()
+    labels[5] = number
+    change_index(packed, label=labels)
+    result = dspack("info", packed)
+    assert result.exit_code == 1
+    assert "index/label.npy: the column has numbers that are not in -1 … 2" in result.stderr
+    result = dspack("convert", packed, "--to", "lmdb")
+    assert result.exit_code == 5
+    assert "index/label.npy" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,7 @@ def test_a_source_may_itself_be_a_link(tmp_path: Path) -> None:
         ("../../imgs2/1.jpg", "link out of the source"),  # the name only starts the same
         ("nothing.jpg", "link to nothing"),
         ("odd.jpg", "link to nothing"),  # to itself
+        ("x" * 300, "link to nothing"),
         ("../dog", "link to a folder"),
         (".", "link to a folder"),
     ],

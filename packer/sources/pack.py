@@ -16,6 +16,7 @@ from readers.index import Column
 from readers.manifest import IMAGE, MANIFEST_NAME, Field
 from readers.pack import Pack, check_files
 
+from ..describe import check_numbers
 from ..images.inspect import Reject
 from . import File, Given, Listing
 
@@ -47,6 +48,7 @@ class Source:
             pack = Pack(self.root)
             for shard in pack.manifest.shards:
                 check_files(pack.path, shard)
+            check_numbers(pack)
         except DamagedPack as error:
             raise SourceError(error.reason, path=error.path, advice=_VERIFY) from error
         return pack
