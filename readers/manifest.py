@@ -14,6 +14,7 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 REJECTED_NAME = "rejected.jsonl"  # what was left out of a pack, and why
 IMAGE = "image"  # the field that every pack has
+_OURS = ("dspack_format_version", "content_digest")
 MANIFEST_BYTES_MAX = 1 << 28  # a manifest of a million classes has 30 MB; more is not a manifest
 
 
@@ -87,10 +88,15 @@ class Manifest:
         """
         try:
             body = json.loads(text)
-            version = body.pop("dspack_format_version")
-            expected = body.pop("checksum")
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            raise DamagedPack("the manifest is not dspack's JSON", path=path) from None
+        except (ValueError, RecursionError):
+            raise DamagedPack("the manifest is not JSON", path=path) from None
+        # Somebody else's has neither; damage to ours would have to hit both.
+        if not isinstance(body, dict) or body.keys().isdisjoint(_OURS):
+            raise NotAPack("is not dspack's manifest", path=path, advice=_advice(path.parent))
+        try:
+            version, expected = body.pop("dspack_format_version"), body.pop("checksum")
+        except KeyError as error:
+            raise DamagedPack(f"the manifest lacks {error}", path=path) from None
         if _self_checksum({"dspack_format_version": version, **body}) != expected:
             raise DamagedPack("the manifest does not match its own checksum", path=path)
         if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
@@ -125,11 +131,9 @@ class Manifest:
         try:
             if path.stat().st_size > MANIFEST_BYTES_MAX:
                 raise DamagedPack("the manifest is far too large", path=path)
-            text = path.read_text("ascii")
+            text = path.read_text("utf-8", "surrogateescape")  # ours is ASCII, others need not be
         except (FileNotFoundError, NotADirectoryError):
             raise NotAPack(*_not_a_pack(pack), path=pack, advice=_advice(pack)) from None
-        except UnicodeDecodeError:
-            raise DamagedPack("the manifest is not dspack's JSON", path=path) from None
         except PermissionError:
             raise NoPermission(path) from None
         except OSError as error:

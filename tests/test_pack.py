@@ -526,10 +526,19 @@ def test_a_version_that_was_changed_by_accident_is_damage(pack_path: Path) -> No
         readers.open(pack_path)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", "1", "{" * 100_000, '{"checksum": 1}'])
-def test_a_manifest_that_is_none(pack_path: Path, text: str) -> None:
-    (pack_path / "manifest.json").write_text(text)
+@pytest.mark.parametrize(
+    "text", ["", "{" * 100_000, '{"content_digest": 1}', '{"dspack_format_version": 1}', "\xe9"]
+)
+def test_a_manifest_that_is_damaged(pack_path: Path, text: str) -> None:
+    (pack_path / "manifest.json").write_text(text, "latin-1")
     with pytest.raises(DamagedPack):
+        readers.open(pack_path)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", "1", '{"name": "caf\xe9", "checksum": 1}'])
+def test_a_manifest_of_somebody_else(pack_path: Path, text: str) -> None:
+    (pack_path / "manifest.json").write_text(text, "utf-8")
+    with pytest.raises(NotAPack, match=r"manifest\.json: is not dspack's manifest"):
         readers.open(pack_path)
 
 

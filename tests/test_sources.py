@@ -180,6 +180,14 @@ def test_what_is_no_image_is_counted_by_extension(tmp_path: Path) -> None:
     }
 
 
+def test_somebody_elses_manifest_makes_no_pack(tmp_path: Path) -> None:
+    write(tmp_path / "cat" / "1.jpg", IMAGE)
+    write(tmp_path / "manifest.json", b'{"name": "an app"}')
+    listing = open_source(tmp_path).scan()
+    assert (listing.files, listing.folders) == (["cat/1.jpg"], ["cat"])
+    assert listing.left_out == {"not an image: .json": 1}
+
+
 def test_a_fifo_is_left_out(tmp_path: Path) -> None:
     write(tmp_path / "cat" / "1.jpg", IMAGE)
     os.mkfifo(tmp_path / "cat" / "2.jpg")

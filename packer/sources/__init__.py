@@ -181,7 +181,7 @@ def detect(path: Path) -> str:
     from .tar import COMPRESSIONS
     from .webdataset import is_shards
 
-    if os.path.isfile(path / MANIFEST_NAME):
+    if os.path.isfile(path / MANIFEST_NAME) and os.path.isdir(path / "index"):  # others have one
         return "pack"
     if os.path.isdir(path):
         return "webdataset" if is_shards(path) else "folder"
