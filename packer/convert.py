@@ -90,7 +90,7 @@ def convert(
     keep_freed_memory()
     check_destination(out, source_path, overwrite=overwrite, force=force)
     job = list_source(source_path, out, options, scanning)
-    staging = Staging(out, _plan_json(job), overwrite=overwrite)
+    staging = Staging(out, plan_json(job), overwrite=overwrite)
     try:
         with _writing(staging):
             done = _drop_changed(staging.finished(), job, threads)
@@ -150,7 +150,8 @@ def list_source(source_path: Path, out: Path, options: Options, scanning: Scanni
     return Job(source, listing, plan, options)
 
 
-def _plan_json(job: Job) -> dict[str, Any]:
+def plan_json(job: Job) -> dict[str, Any]:
+    """What a run that goes on must have in common with the one before."""
     plan, options = job.plan, job.options
     return {
         "source": os.path.realpath(job.source.root),

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from .convert import list_source
+from .convert import list_source, plan_json
 from .destination import check_destination, existing_parent
 from .options import Options
 from .plan import layout
 from .prepare import Prepared
 from .prepare_all import prepare_all
 from .sources import Scanning, unseen
+from .staging import check_unfinished
 
 _SAMPLE_FILES = 200  # a second or two on a slow mount; enough for a rate
 
@@ -53,10 +54,12 @@ def estimate(
 ) -> Estimate:
     """List the source, add up its sizes, and time the reading of some of its files.
 
-    Raises what convert would raise before its first write.
+    Raises what convert would raise before its first write, but does not try whether `out` can be
+    written.
     """
     check_destination(out, source_path, overwrite=overwrite, force=force)
     job = list_source(source_path, out, options, scanning)
+    check_unfinished(out, plan_json(job), overwrite=overwrite)
     source, listing, plan, options = job.source, job.listing, job.plan, job.options
     with ThreadPoolExecutor(64) as pool:  # a stat each: deep enough for a slow mount
         sizes = [size for size, _ in pool.map(source.stamp, plan.keys)]

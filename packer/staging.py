@@ -91,11 +91,11 @@ class Staging:
         a DestinationError. So is another process at work here, or a folder not to be written.
         """
         self.out = out
-        self.folder = out.with_name(out.name + ".partial")
+        self.folder = _folder(out)
         self.pack = self.folder / "pack"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._refuse_strangers()
+            _refuse_strangers(self.folder)
             self._lock = (self.folder / "lock").open("a")
         except OSError as error:
             raise cannot_write(error, self.folder) from None
@@ -126,33 +126,13 @@ class Staging:
             sync(self.out.parent)
 
     def _adopt(self, plan: Mapping[str, Any], overwrite: bool) -> None:
-        path = self.folder / "plan.json"
-        text = canonical_json(plan)
-        before = path.read_bytes() if path.exists() else None
-        if before is not None and before != text and not overwrite:
-            raise DestinationError(
-                f"an unfinished run is here that {_difference(before, plan)}",
-                path=self.folder,
-                advice="repeat that run's command to finish it, or add --overwrite to start anew",
-            )
+        path, text = self.folder / "plan.json", canonical_json(plan)
+        before = _check_plan(self.folder, plan, overwrite)
         if before != text:
             self._remove("done", "pack")
             write_durably(path, text)
         (self.folder / "done").mkdir(exist_ok=True)
         (self.pack / "shards").mkdir(parents=True, exist_ok=True)
-
-    def _refuse_strangers(self) -> None:
-        """Raise, before the folder is touched, where it holds anything but a run's files."""
-        names = {path.name for path in self.folder.iterdir()}
-        ours = {"lock", "plan.json.new"}
-        if "plan.json" in names:  # the first file of a run to come, and the last one to go
-            ours |= {"plan.json", "done", "pack", "old"}
-        if strangers := sorted(names - ours):
-            raise DestinationError(
-                f"holds {printable(strangers[0])}, and no dspack run",
-                path=self.folder,
-                advice="move it away",
-            )
 
     # Finished shards
 
@@ -278,6 +258,49 @@ class Staging:
     def close(self) -> None:
         """Let another process work here; what is finished stays."""
         self._lock.close()
+
+
+def check_unfinished(out: Path, plan: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Raise the DestinationError that Staging would raise for what an earlier run, or somebody
+    else, has left beside `out`; changes nothing."""
+    folder = _folder(out)
+    if os.path.lexists(folder):
+        try:
+            _refuse_strangers(folder)
+            _check_plan(folder, plan, overwrite)
+        except OSError as error:
+            raise cannot_write(error, folder) from None
+
+
+def _folder(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Raise, before the folder is touched, where it holds anything but a run's files."""
+    names = {path.name for path in folder.iterdir()}
+    ours = {"lock", "plan.json.new"}
+    if "plan.json" in names:  # the first file of a run to come, and the last one to go
+        ours |= {"plan.json", "done", "pack", "old"}
+    if strangers := sorted(names - ours):
+        raise DestinationError(
+            f"holds {printable(strangers[0])}, and no dspack run",
+            path=folder,
+            advice="move it away",
+        )
+
+
+def _check_plan(folder: Path, plan: Mapping[str, Any], overwrite: bool) -> bytes | None:
+    """The plan of an unfinished run, if there is one; raises where it is another one."""
+    path = folder / "plan.json"
+    before = path.read_bytes() if path.exists() else None
+    if before is not None and before != canonical_json(plan) and not overwrite:
+        raise DestinationError(
+            f"an unfinished run is here that {_difference(before, plan)}",
+            path=folder,
+            advice="repeat that run's command to finish it, or add --overwrite to start anew",
+        )
+    return before
 
 
 def _joined(segments: Sequence[npt.NDArray[Any] | None]) -> dict[str, npt.NDArray[Any]]:

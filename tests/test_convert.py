@@ -25,6 +25,7 @@ import readers
 from packer import convert as convert_module
 from packer import staging
 from packer.convert import Summary, convert
+from packer.estimate import estimate
 from packer.images.pixels import PixelOptions
 from packer.options import Options
 from packer.verify import verify
@@ -516,6 +517,26 @@ def test_going_on_with_other_options_is_refused(
     assert "--overwrite to start anew" in str(error.value)
     assert files(partial) == before
     assert pack(imgs, tmp_path / "pack").num_resumed > 0
+
+
+def test_a_dry_run_refuses_what_the_run_would(imgs: Path, tmp_path: Path) -> None:
+    def dry_run(out: str, format_name: str, overwrite: bool = False) -> int:
+        options = Options(format_name, shard_bytes=4000)
+        planned = estimate(
+            imgs, tmp_path / out, options, threads=1, overwrite=overwrite, force=False
+        )
+        return planned.num_files
+
+    partial = interrupted(imgs, tmp_path / "pack", 20)
+    write(tmp_path / "other.partial" / "notes.txt", b"mine")
+    before = files(tmp_path)
+    with pytest.raises(DestinationError, match="an unfinished run is here that has format"):
+        dry_run("pack", "lmdb")
+    with pytest.raises(DestinationError, match=r"holds notes\.txt, and no dspack run"):
+        dry_run("other", "memmap")
+    assert dry_run("pack", "lmdb", overwrite=True) == dry_run("pack", "memmap") == 40
+    assert files(tmp_path) == before
+    assert partial.exists()
 
 
 @pytest.mark.parametrize("change", ["added", "removed", "renamed"])

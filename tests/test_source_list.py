@@ -250,12 +250,12 @@ def test_missing_and_odd_files_are_rejects(root: Path, tmp_path: Path) -> None:
 
 def test_other_labels_are_not_taken_for_a_resumed_run(root: Path, tmp_path: Path) -> None:
     (tmp_path / "imgs" / "list.csv").write_text("path,label\na/1.jpg,cat\nb/3.jpg,dog\n")
-    from packer.convert import _plan_json, list_source
+    from packer.convert import plan_json, list_source
 
     plans = []
     for text in ("a/1.jpg,cat\nb/3.jpg,dog", "a/1.jpg,cat\nb/3.jpg,cat\n"):
         source_path = csv(root, f"path,label\n{text}")
         options = Options("memmap", classes=("cat", "dog"))
         job = list_source(source_path, tmp_path / "pack", options)
-        plans.append(_plan_json(job)["listing"])
+        plans.append(plan_json(job)["listing"])
     assert plans[0] != plans[1]
