@@ -25,10 +25,11 @@ _OTHER_NAME = "choose another name with -o"
 def default_destination(source: Path, format_name: str) -> Path:
     """NAME.FORMAT in the current folder, or in ~/datasets when that is a Windows drive.
 
-    NAME is the source's without what tells its kind: imgs.tar.gz and imgs-{00..99}.tar give imgs.
+    NAME is the source's without what tells its kind: imgs.tar.gz and imgs-{00..99}.tar give imgs,
+    and so does imgs/{00..99}.tar.
     """
-    name = _KIND_SUFFIX.sub("", Path(os.path.abspath(source)).name) + f".{format_name}"
-    here = Path.cwd()
+    path, here = Path(os.path.abspath(source)), Path.cwd()
+    name = f"{_KIND_SUFFIX.sub('', path.name) or path.parent.name or 'pack'}.{format_name}"
     return Path.home() / "datasets" / name if is_windows_mount(here) else Path(name)
 
 

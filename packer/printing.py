@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,7 @@ from readers.errors import printable
 if TYPE_CHECKING:
     from .verify import Report
 
-_LISTED = 20  # lines of findings or classes on a terminal; --json has all
+_LISTED = 20  # lines of findings or classes; --json has all
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -117,9 +118,11 @@ def print_description(about: dict[str, Any]) -> None:
     _print_rows(rows)
     if about["classes"]:
         click.echo(f"classes:      {len(about['classes'])}")
-    for i, (name, by_split) in enumerate(about["classes"].items()):
+    for i, (name, by_split) in enumerate(islice(about["classes"].items(), _LISTED)):
         counts = ", ".join(f"{split} {n}" for split, n in by_split.items())
         click.echo(f"{i:>6}  {printable(name):<30} {counts}")
+    if len(about["classes"]) > _LISTED:
+        click.echo(f"… and {len(about['classes']) - _LISTED} more; --json lists all")
 
 
 def _options_of(made: dict[str, Any]) -> list[tuple[str, str]]:

@@ -217,6 +217,15 @@ def test_exit_6_the_destination_cannot_be_written(here: Path) -> None:
     assert "is not a pack" in result.stderr
 
 
+def test_info_shows_some_of_many_classes_and_json_all(packed: Path) -> None:
+    names = tuple(f"class_{i}" for i in range(300))
+    change_manifest(packed, classes=names)
+    shown = dspack("info", packed).stdout
+    assert "classes:      300\n" in shown and "class_19" in shown and "class_20" not in shown
+    assert shown.endswith("… and 280 more; --json lists all\n")
+    assert tuple(json.loads(dspack("info", packed, "--json").stdout)["classes"]) == names
+
+
 @pytest.mark.usefixtures("packed")
 def test_info_tells_the_options_that_a_pack_was_made_with() -> None:
     plain = dspack("info", "imgs.memmap").output

@@ -264,6 +264,8 @@ def test_the_command_line(shards: Path, tmp_path: Path) -> None:
     ("source", "name"),
     [
         ("x/imgs-{000..099}.tar", "imgs.lmdb"),
+        ("x/{000..099}.tar", "x.lmdb"),
+        ("/{000..099}.tar", "pack.lmdb"),
         ("imgs.tar.gz", "imgs.lmdb"),
         ("imgs.TGZ", "imgs.lmdb"),
         ("v1.5.zip", "v1.5.lmdb"),
