@@ -199,7 +199,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
     "--group-by",
     metavar="REGEX",
     type=Regex(),
-    help="Keep samples in one split for which REGEX finds the same in their keys.",
+    help="Keep samples in one split for which REGEX, or its first group, finds the same in their "
+    "keys: --group-by 'p[0-9]+' for the images p07_1.jpg and p07_2.jpg of a patient.",
 )
 @click.option(
     "--classes",

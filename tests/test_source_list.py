@@ -250,7 +250,7 @@ def test_missing_and_odd_files_are_rejects(root: Path, tmp_path: Path) -> None:
 
 def test_other_labels_are_not_taken_for_a_resumed_run(root: Path, tmp_path: Path) -> None:
     (tmp_path / "imgs" / "list.csv").write_text("path,label\na/1.jpg,cat\nb/3.jpg,dog\n")
-    from packer.convert import plan_json, list_source
+    from packer.convert import list_source, plan_json
 
     plans = []
     for text in ("a/1.jpg,cat\nb/3.jpg,dog", "a/1.jpg,cat\nb/3.jpg,cat\n"):
