@@ -29,7 +29,7 @@ from .plan.part import take_number, take_splits_and_classes
 from .plan.split import split
 from .prepare import settle
 from .prepare_all import prepare_all
-from .publish import Finished, RejectedFile, changes, finish, keys_of
+from .publish import Finished, RejectedFile, changes, count, finish, keys_of
 from .shards import ShardSequence
 from .sources import Scanning, Source, open_source, unseen
 from .staging import Done, Staging, cannot_write, fingerprint
@@ -60,10 +60,6 @@ class Summary:
     seconds: float
     num_resumed: int
     rejected_files: list[str] = field(default_factory=list)
-
-    @property
-    def num_rejected(self) -> int:
-        return sum(self.rejected.values())
 
 
 def convert(
@@ -316,10 +312,10 @@ def _summary(
         pack_bytes=sum(file.num_bytes for file in files),
         content_digest=manifest.content_digest,
         by_split={name: int(counts[i + 1]) for i, name in enumerate(plan.splits)},
-        rejected=layout.count(reject.reason for reject in rejected),
+        rejected=count(reject.reason for reject in rejected),
         left_out=dict(sorted(job.listing.left_out.items())),
         changed=changes(done),
-        warnings=layout.count(warning for shard in done for _, warning in shard.warnings),
+        warnings=count(warning for shard in done for _, warning in shard.warnings),
         notes=plan.warnings + duplicates.notes(copies, keys_of(columns)),
         seconds=time.monotonic() - started,
         num_resumed=num_resumed,

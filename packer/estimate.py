@@ -13,9 +13,9 @@ import numpy as np
 from .convert import list_source, plan_json
 from .destination import check_destination, existing_parent
 from .options import Options
-from .plan import layout
 from .prepare import Prepared
 from .prepare_all import prepare_all
+from .publish import count
 from .sources import Scanning, unseen
 from .staging import check_unfinished
 
@@ -84,13 +84,13 @@ def estimate(
     ):
         prepared += batch
     seconds = (time.perf_counter() - started) / len(paths) * len(plan)
-    rejected = layout.count(p.reject.reason for p in prepared if p.reject is not None)
+    rejected = count(p.reject.reason for p in prepared if p.reject is not None)
     return Estimate(
         path=str(out),
         format=options.format,
         num_files=len(plan),
-        by_split=layout.count(plan.splits[i] for i in plan.split_ids if i >= 0),
-        by_class=layout.count(plan.classes[i] for i in plan.labels if i >= 0),
+        by_split=count(plan.splits[i] for i in plan.split_ids if i >= 0),
+        by_class=count(plan.classes[i] for i in plan.labels if i >= 0),
         source_bytes=sum(max(size, 0) for size in sizes),
         field_values={name: len(of) for name, of in field_sizes.items()},
         field_bytes={name: sum(of) for name, of in field_sizes.items()},

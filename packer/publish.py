@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
@@ -165,9 +165,9 @@ def _made(job: Job, done: Sequence[Done], rejected: Sequence[RejectedFile]) -> d
         "pixels": options.pixels.describe(),
         "shard_bytes": options.shard_bytes,
         "left_out": dict(sorted(job.listing.left_out.items())),
-        "rejected": layout.count(reject.reason for reject in rejected),
+        "rejected": count(reject.reason for reject in rejected),
         "changed": changes(done),
-        "warnings": layout.count(warning for shard in done for _, warning in shard.warnings),
+        "warnings": count(warning for shard in done for _, warning in shard.warnings),
         "python": platform.python_version(),
         "libraries": {
             name: getattr(sys.modules[name], "__version__", None)
@@ -178,6 +178,11 @@ def _made(job: Job, done: Sequence[Done], rejected: Sequence[RejectedFile]) -> d
 
 
 _LIBRARIES = ("PIL", "cv2", "h5py", "lmdb", "numpy", "simplejpeg")  # if they were used
+
+
+def count(texts: Iterable[str]) -> dict[str, int]:
+    """How often each text occurs, by text."""
+    return dict(sorted(Counter(texts).items()))
 
 
 def changes(done: Sequence[Done]) -> dict[str, int]:

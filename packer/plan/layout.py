@@ -261,8 +261,3 @@ def _left_out_advice(listing: Listing, root: Path) -> str:
     if root.is_dir() and any("/" not in path and is_tar(path) for path in listing.others):
         advice += "; if the archives are WebDataset's shards, add --from webdataset"
     return advice
-
-
-def count(reasons: Iterable[str]) -> dict[str, int]:
-    """How often each text occurs, by text."""
-    return dict(sorted(Counter(reasons).items()))
