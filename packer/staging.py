@@ -334,7 +334,8 @@ def sync(path: Path) -> None:
 
 def fingerprint(lines: Sequence[str]) -> str:
     """The SHA-256, in hex, of a list of names."""
-    return hashlib.sha256(os.fsencode("".join([f"{line}\0" for line in lines]))).hexdigest()
+    text = "".join([f"{line}\0" for line in lines])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()  # of any names
 
 
 def _difference(before: bytes, plan: Mapping[str, Any]) -> str:

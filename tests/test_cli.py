@@ -411,11 +411,13 @@ def test_paths_of_any_bytes_can_be_printed(odd_names: list[Path]) -> None:
         assert dry_run.exit_code == 0
 
 
-def test_what_is_half_a_character_can_be_printed(packed: Path) -> None:
+def test_what_is_half_a_character_can_be_printed_and_copied(packed: Path) -> None:
     change_manifest(packed, classes=("class_0", "\ud83d", os.fsdecode(b"\xe9\x9b\n")))
     result = dspack("info", packed)
     assert result.exit_code == 0
     assert "\\ud83d " in result.stdout and "\\xe9\\x9b\\x0a " in result.stdout
+    assert dspack("convert", packed, "--to", "hdf5").exit_code == 0
+    assert readers.open("imgs.hdf5").classes == readers.open(packed).classes
 
 
 @pytest.mark.parametrize("charset", ["ascii", "latin-1"])
