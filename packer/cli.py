@@ -59,13 +59,14 @@ class Group(click.Group):
         except BrokenPipeError:  # `dspack info PACK | head`
             _write_no_more()
             ctx.exit(EXIT_BROKEN_PIPE)  # not 0: the exit code that was to come is lost
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            _write_no_more()
+        except OSError as error:  # what can be foreseen is an error of the product's
+            is_full = error.errno == errno.ENOSPC
+            if is_full:
+                _write_no_more()
             with suppress(OSError):  # it may be what is full
-                click.echo(f"dspack: the output cannot be written: {error.strerror}", err=True)
-            ctx.exit(DestinationError.exit_code)
+                what = f"the output cannot be written: {error.strerror}" if is_full else error
+                click.echo(f"dspack: {what}", err=True)
+            ctx.exit(DestinationError.exit_code if is_full else DspackError.exit_code)
 
 
 def _write_no_more() -> None:

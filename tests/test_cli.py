@@ -272,6 +272,17 @@ def test_exit_130_interrupted(
     assert result.stderr.startswith("\ndspack: interrupted" + said)
 
 
+@pytest.mark.usefixtures("packed")
+def test_an_error_of_the_system_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(5, "Input/output error", "imgs/a.jpg")
+
+    monkeypatch.setattr(verify, "verify", fail)
+    result = dspack("verify", "imgs.memmap")
+    assert result.exit_code == 2
+    assert result.stderr == "dspack: [Errno 5] Input/output error: 'imgs/a.jpg'\n"
+
+
 @pytest.mark.parametrize(
     "error", [RuntimeError("can't start new thread"), MemoryError(), MemoryError("cannot allocate")]
 )
