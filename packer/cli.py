@@ -45,28 +45,32 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except DspackError as error:
-            click.echo(f"dspack: {error}", err=True)
+            _say(f"dspack: {error}")
             ctx.exit(error.exit_code)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "start new thread" not in str(error):
                 raise
             reason = str(error) or "out of memory"
-            click.echo(f"dspack: {reason}; use fewer --threads, or allow more", err=True)
+            _say(f"dspack: {reason}; use fewer --threads, or allow more")
             ctx.exit(DspackError.exit_code)
         except KeyboardInterrupt as error:
-            click.echo("; ".join(["\ndspack: interrupted", *map(str, error.args)]), err=True)
+            _say("; ".join(["\ndspack: interrupted", *map(str, error.args)]))
             ctx.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:  # `dspack info PACK | head`
             _write_no_more()
             ctx.exit(EXIT_BROKEN_PIPE)  # not 0: the exit code that was to come is lost
         except OSError as error:  # what can be foreseen is an error of the product's
-            is_full = error.errno == errno.ENOSPC
-            if is_full:
+            if error.errno == errno.ENOSPC:
                 _write_no_more()
-            with suppress(OSError):  # it may be what is full
-                what = f"the output cannot be written: {error.strerror}" if is_full else error
-                click.echo(f"dspack: {what}", err=True)
-            ctx.exit(DestinationError.exit_code if is_full else DspackError.exit_code)
+                _say(f"dspack: the output cannot be written: {error.strerror}")
+                ctx.exit(DestinationError.exit_code)
+            _say(f"dspack: {error}")
+            ctx.exit(DspackError.exit_code)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # the exit code is more important
+        click.echo(text, err=True)
 
 
 def _write_no_more() -> None:

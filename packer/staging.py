@@ -346,7 +346,10 @@ def _difference(before: bytes, plan: Mapping[str, Any]) -> str:
     except (ValueError, TypeError):
         return "this version cannot read"
     if changed == ["listing"]:
-        return "packed another list of files (some were added, removed or renamed)"
+        return (
+            "packed another list of files, labels or splits (files came or went, or other options "
+            "choose them)"
+        )
     shown = [
         f"{key} {old.get(key)!r}, not {plan.get(key)!r}" for key in changed[:3] if key != "listing"
     ]

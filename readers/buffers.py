@@ -19,6 +19,9 @@ class Buffers:
     def __init__(self) -> None:
         self._unused: list[memoryview] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Buffers, ()  # memory stays in its process
+
     def take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array of this shape with arbitrary content. May be called from many threads."""
         dtype = np.dtype(dtype)

@@ -122,9 +122,12 @@ class OutOfMemory(DspackError, MemoryError):
 
 def cannot_open(reason: str, path: str | os.PathLike[str]) -> DspackError:
     """The error for a file of a pack that a library cannot open, for this reason."""
-    if os.strerror(errno.ENOMEM) in reason:  # whatever the library, these are the system's words
+    # Whatever the library, these are the system's words.
+    if os.strerror(errno.ENOMEM) in reason:
         advice = "this process may map no more memory, see `ulimit -v`"
         return OutOfMemory(reason, path=path, advice=advice)
+    if os.strerror(errno.EMFILE) in reason or os.strerror(errno.ENFILE) in reason:
+        return TooManyOpenFiles(reason, path=path, advice="allow more, see `ulimit -Hn`")
     return DamagedPack(reason, path=path)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .checksum import CHECKSUM_BYTES
-from .errors import DamagedPack, NoPermission
+from .errors import DamagedPack, NoPermission, cannot_open
 from .mapped import map_npy
 
 Column = npt.NDArray[Any]
@@ -128,7 +128,7 @@ def map_column(pack: Path, name: str) -> Column:
     except PermissionError:
         raise NoPermission(path) from None
     except OSError as error:
-        raise DamagedPack(f"the column cannot be read: {error.strerror}", path=path) from None
+        raise cannot_open(f"the column cannot be read: {error.strerror}", path) from None
     if column.dtype != column_dtype(name):
         raise DamagedPack(f"the column is {column.dtype}, not {column_dtype(name)}", path=path)
     return column

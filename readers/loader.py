@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import methodcaller
 from typing import Any, Literal
 
 import cv2
@@ -173,7 +174,8 @@ class BatchLoader(Epochs):
             num_threads=self.threads,
             ahead=self.prefetch_batches,
         ) as jobs:
-            yield from self._counted(job.batch() for job in jobs)
+            # map() keeps no job, and so no batch that the caller has dropped already.
+            yield from self._counted(map(methodcaller("batch"), jobs))
         self._end(epoch)
 
     def _planned(self, epoch: int, numbers: range) -> Iterator[_Copying | _Rendering]:

@@ -40,8 +40,8 @@ def opened(open_it: Callable[[], T], path: Path) -> T:
     for is_last in (False, True):
         try:
             return open_it()
-        except DspackError:
-            if not _are_exhausted():
+        except DspackError as error:
+            if not (isinstance(error, TooManyOpenFiles) or _are_exhausted()):
                 raise
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if not is_last:

@@ -68,9 +68,13 @@ class Pipeline(Generic[J]):
 
     def __enter__(self) -> Iterator[J]:
         jobs = (self._next() for _ in self._numbers)  # all of them: the threads cut the range down
-        for thread in self._threads:
-            thread.start()
         _running.add(self)
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # Ctrl-C, or the system allows no more of them
+            self.stop()
+            raise
         return jobs
 
     def __exit__(self, *exception: object) -> None:
@@ -83,9 +87,12 @@ class Pipeline(Generic[J]):
         with self._lock:
             self._stopped = True
             self._to_do.notify_all()
+        if threading.current_thread() in self._threads:
+            return  # it collects garbage, maybe with the lock held that the others wait for
         for thread in self._threads:
-            thread.join()
-            _wait_until_gone(thread)
+            if thread.ident is not None:  # it was started
+                thread.join()
+                _wait_until_gone(thread)
         _running.discard(self)
 
     def _next(self) -> J:

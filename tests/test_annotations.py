@@ -366,9 +366,9 @@ def test_the_label_file_of_an_image(key: str, file: str) -> None:
 
 
 def test_a_source_that_is_the_folder_images_has_labels_beside_it() -> None:
-    assert yolo.label_file("a.jpg", "images") == "../labels/a.txt"
-    assert yolo.label_file("train/a.jpg", "images") == "../labels/train/a.txt"
-    assert yolo.label_file("images/a.jpg", "images") == "labels/a.txt"
+    assert yolo.label_file("a.jpg", "../labels") == "../labels/a.txt"
+    assert yolo.label_file("train/a.jpg", "../labels") == "../labels/train/a.txt"
+    assert yolo.label_file("images/a.jpg", "../labels") == "labels/a.txt"
 
 
 def test_blank_lines_windows_lines_and_a_bom_do_no_harm() -> None:

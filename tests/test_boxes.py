@@ -224,6 +224,19 @@ def test_yolo_names_are_found_beside_the_folder_images(tmp_path: Path, name: str
     assert boxes_of(tmp_path / "pack") == EXPECTED
 
 
+def test_yolo_from_a_folder_below_images(tmp_path: Path) -> None:
+    for folder in ("set/images/train", "images/set"):  # only the first one has a folder labels
+        write(tmp_path / folder / "a.jpg", jpeg(photo(0, *SIZE)))
+    write(tmp_path / "set/labels/train/a.txt", yolo_text(BOXES["a"]))
+    write(tmp_path / "set/data.yaml", b"names: [cat, dog, owl]\n")
+    pack(tmp_path / "set/images/train", tmp_path / "1", BoxesOption("yolo"))
+    assert boxes_of(tmp_path / "1") == {"a": EXPECTED["a"]}
+    assert readers.open(tmp_path / "1").manifest.fields["boxes"].classes == NAMES
+    write(tmp_path / "images/set/a.txt", yolo_text(BOXES["a"]))
+    pack(tmp_path / "images/set", tmp_path / "2", BoxesOption("yolo"))
+    assert boxes_of(tmp_path / "2") == {"a": EXPECTED["a"]}
+
+
 def test_yolo_from_within_the_folder_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -547,6 +548,56 @@ def test_ctrl_c_while_waiting_for_a_batch_leaves_no_thread(photos):
     assert loader_threads() == []
 
 
+@pytest.mark.parametrize("allowed", [0, 1, 3])
+def test_threads_that_cannot_all_be_started_end(photos, monkeypatch, allowed):
+    start, started = threading.Thread.start, []
+
+    def limited(self):
+        if len(started) == allowed:
+            raise KeyboardInterrupt
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader(photos, threads=4)))
+    assert loader_threads() == []
+
+
+def test_a_worker_that_collects_its_own_iterator_as_garbage_does_not_wait_for_itself(photos):
+    """In a process of its own, since it hangs where that goes wrong. Garbage is collected in the
+    thread that happens to allocate, and may be the iterator whose lock it holds."""
+    script = f"""
+import gc, threading, time
+from readers.loader import BatchLoader
+gc.set_threshold(50, 2, 2)
+for _ in range(60):
+    batches = iter(BatchLoader({str(photos)!r}, 4, size={SIZE}, threads=4))
+    next(batches)
+    cycle = [batches]
+    cycle.append(cycle)
+    del batches, cycle
+    time.sleep(0.002)
+gc.collect()
+deadline = time.monotonic() + 20
+while threading.active_count() > 1 and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(threading.active_count())
+"""
+    command = [sys.executable, "-c", script]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert (run.stdout, run.stderr) == ("1\n", "")
+
+
+def test_a_loader_that_has_given_batches_can_be_pickled(photos):
+    batches = loader(photos)
+    first = [batch.samples for batch in batches]
+    copied = pickle.loads(pickle.dumps(batches))
+    copied.set_epoch(0)
+    again = [batch.samples for batch in copied]
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
 def test_an_iterator_that_is_still_alive_at_the_end_of_the_program_is_no_trouble(photos):
     code = (
         "from readers.loader import BatchLoader\n"
@@ -584,6 +635,15 @@ def test_a_batch_that_is_kept_is_never_written_to_again(photos):
         assert np.array_equal(buffers[i], images)
         assert np.array_equal(several[i], images)
     assert len({images.ctypes.data for images in several}) == len(several)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_batch_that_was_dropped_makes_room_for_the_next(photos, ahead):
+    batches, places = iter(loader(photos, prefetch_batches=ahead, threads=1)), set()
+    while (batch := next(batches, None)) is not None:
+        places.add(batch.images.ctypes.data)
+        del batch
+    assert len(places) == 1 + ahead
 
 
 def test_memory_that_was_dropped_is_used_again(photos):

@@ -95,3 +95,28 @@ except readers.DspackError as error:
 """
     said = run(program, tmp_path / "pack", 0, 0)
     assert said.startswith(f"OutOfMemory 7 {tmp_path}/pack/shards/") and "ulimit -v" in said
+
+
+FEW_LEFT = """
+import os, resource, sys
+import readers, readers.formats.hdf5, readers.formats.lmdb, readers.formats.memmap
+taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(60)]
+limit = len(os.listdir("/proc/self/fd")) - 1
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+found = set()
+for descriptor in taken:
+    try:
+        with readers.open(sys.argv[1]) as pack:
+            sum(len(pack.read(i)) for i in range(30))
+    except readers.DspackError as error:
+        found.add(f"{type(error).__name__} {error.exit_code}")
+    pack = error = None
+    os.close(descriptor)
+print(*sorted(found))
+"""
+
+
+def test_however_few_files_are_left_a_whole_pack_is_not_damaged(
+    packs: Path, format_name: str
+) -> None:
+    assert run(FEW_LEFT, packs / f"pack.{format_name}", 0, 0) == "TooManyOpenFiles 7"

@@ -68,6 +68,14 @@ def test_paths_alone_are_labelled_by_their_folders(root: Path) -> None:
     ]
 
 
+def test_metadata_of_hugging_face(root: Path) -> None:
+    text = '{"file_name": "a/1.jpg", "text": "a cat"}\n{"file_name": "b/3.jpg", "text": ""}\n'
+    pack = packed(write(root / "metadata.jsonl", text.encode()))
+    assert sorted(pack.keys) == ["a/1.jpg", "b/3.jpg"] and "text" in pack.manifest.fields
+    pack = packed(csv(root, "file_name,label", "a/1.jpg,cat"))
+    assert rows(pack) == [("a/1.jpg", "cat", None)]
+
+
 def test_names_and_splits(root: Path) -> None:
     lines = ["b/3.jpg,cat,val", "a/1.jpg,dog,train", "a/2.jpg,cat,train"]
     assert rows(packed(csv(root, "path,label,split", *lines))) == [

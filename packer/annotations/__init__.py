@@ -116,10 +116,10 @@ class BoxesField:
 class _UsualLabels(Pattern):
     """Where YOLO's labels are by convention."""
 
-    root_name: str = ""
+    labels: str | None = None
 
     def path(self, image: str, columns: Mapping[str, Column]) -> str:
-        return yolo.label_file(image, self.root_name)
+        return yolo.label_file(image, self.labels)
 
 
 def add_boxes(source: Source, listing: Listing, option: BoxesOption | None) -> None:
@@ -171,7 +171,7 @@ def _of_files(option: BoxesOption, source: Source, listing: Listing) -> BoxesFie
             "has no files that could be annotations", path=source.root, advice="use COCO's JSON"
         )
     usual = {
-        "yolo": _UsualLabels(NAME, "labels/{stem}.txt", _name(source)),
+        "yolo": _UsualLabels(NAME, "labels/{stem}.txt", _yolo_labels(source.root)),
         "voc": Pattern(NAME, "../Annotations/{stem}.xml"),
     }
     files = pattern_field(option.pattern or usual[option.kind], source, listing)
@@ -188,8 +188,15 @@ def _of_files(option: BoxesOption, source: Source, listing: Listing) -> BoxesFie
     )
 
 
-def _name(source: Source) -> str:
-    return source.root.absolute().name  # of `.`, too
+def _yolo_labels(root: Path) -> str | None:
+    """The folder `labels` that belongs to a source in, or below, a folder `images`, seen from it:
+    `../labels`, `../../labels/train`; None where there is none."""
+    parts = root.absolute().parts  # of `.`, too
+    if "images" not in parts:
+        return None
+    below = parts[len(parts) - parts[::-1].index("images") :]
+    labels = "/".join([*[".."] * (len(below) + 1), "labels", *below])
+    return labels if not below or os.path.isdir(root / labels) else None
 
 
 def _field(annotations: Annotations, values: Values) -> BoxesField:
@@ -198,7 +205,8 @@ def _field(annotations: Annotations, values: Values) -> BoxesField:
 
 def _yolo_classes(source: SourceOfFiles, listing: Listing) -> tuple[str, ...]:
     """The names in the first of the usual files that is there; none without one."""
-    above = [f"../{name}" for name in _CLASS_FILES] if _name(source) == "images" else []
+    to_images, found, _ = (_yolo_labels(source.root) or "").partition("labels")
+    above = [to_images + name for name in _CLASS_FILES] if found else []
     for name in (*_CLASS_FILES, *above):
         try:
             data = source.read_beside(name).data

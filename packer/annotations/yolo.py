@@ -21,16 +21,17 @@ from ..images.inspect import Reject
 _ROUNDING = 0.01  # parts of the image: more above 1, or below 0, is no rounding but another unit
 
 
-def label_file(key: str, root_name: str = "") -> str:
+def label_file(key: str, labels: str | None = None) -> str:
     """Where the label file of an image lies by convention, below the source: the last folder
-    `images` in its path, which may be the source itself, is `labels`; without one, beside it."""
+    `images` in its path is `labels`. Without one it lies as the image, in the folder `labels`, if
+    the source itself is in a folder `images`; else beside the image."""
     folder, slash, name = key.rpartition("/")
     parts = folder.split("/")
     if "images" in parts:
         last = len(parts) - 1 - parts[::-1].index("images")
         parts[last] = "labels"
-    elif root_name == "images":
-        parts = ["..", "labels", *filter(None, parts)]
+    elif labels is not None:
+        parts = [labels, *filter(None, parts)]
         slash = "/"
     return "/".join(parts) + slash + (name.rpartition(".")[0] or name) + ".txt"
 

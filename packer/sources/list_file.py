@@ -26,6 +26,7 @@ from . import NO_FILE, Column, File, Listing, folder, folders_above
 
 EXTENSIONS = (".csv", ".tsv", ".jsonl")
 _COLUMNS = ("path", "label", "class", "split")
+_PATH_TOO = "file_name"  # in the lists of Hugging Face's imagefolder
 _HEADER_ADVICE = "name the columns in the first line: path,label,split"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -109,6 +110,8 @@ class Source:
             names = [name.strip().lower() for name in next(reader, [])]
             if len(set(names)) < len(names):
                 self._fail(1, "two columns have the same name")
+            if "path" not in names:
+                names = ["path" if name == _PATH_TOO else name for name in names]
             if names and "path" not in names:
                 self._fail(1, f"no column `path` but {', '.join(names)}", _HEADER_ADVICE)
             for values in reader:
@@ -132,6 +135,8 @@ class Source:
                 self._fail(line, "not a JSON object")
             if wrong := [name for name in row if not can_be_a_name(name)]:
                 self._fail(line, f"{wrong[0]!r} cannot be the name of a column")
+            if "path" not in row and _PATH_TOO in row:
+                row["path"] = row.pop(_PATH_TOO)
             yield line, row
 
     def _label(self, line: int, row: dict[str, object]) -> str:

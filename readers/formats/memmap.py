@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..blocks import Tiled, read_in_order
-from ..errors import DamagedPack
+from ..errors import DamagedPack, cannot_open
 from ..mapped import MappedShard, MappedValues, map_npy, read_npy_header
 from . import Observe, ignore
 
@@ -81,7 +81,7 @@ def _map(path: Path, dtype: str) -> npt.NDArray[Any]:
     try:
         array = map_npy(path)
     except OSError as error:
-        raise DamagedPack(f"cannot be read: {error.strerror}", path=path) from None
+        raise cannot_open(f"cannot be read: {error.strerror}", path) from None
     if array.dtype != dtype or array.ndim != 1:
         raise DamagedPack(f"is {array.ndim}-D {array.dtype}, not 1-D {dtype}", path=path)
     return array
@@ -98,7 +98,7 @@ def _map_values(path: Path) -> MappedValues:
     try:
         dtype, shape, start = read_npy_header(path)
     except OSError as error:
-        raise DamagedPack(f"cannot be read: {error.strerror}", path=path) from None
+        raise cannot_open(f"cannot be read: {error.strerror}", path) from None
     if dtype != np.uint8 or len(shape) != 1:
         raise DamagedPack(f"is {len(shape)}-D {dtype}, not 1-D uint8", path=path)
     return MappedValues(path, start, shape[0])
