@@ -182,12 +182,11 @@ class BatchLoader(Epochs):
         """The jobs of some batches, worked out for several of them at once, for much of the cost
         is by the call and not by the sample."""
         renderer = self.renderer
-        step = max(_PLANNED_TOGETHER // self.order.batch_size, 1)
-        for start in range(numbers.start, numbers.stop, step):
-            picked = [
-                self.order.batch(epoch, number)
-                for number in range(start, min(start + step, numbers.stop))
-            ]
+        size = 1  # all threads wait for the first one
+        while numbers:
+            some, numbers = numbers[:size], numbers[size:]
+            size = max(_PLANNED_TOGETHER // self.order.batch_size, 1)
+            picked = [self.order.batch(epoch, number) for number in some]
             joined = Picked(*map(np.concatenate, zip(*picked, strict=True)))
             if renderer.copies:
                 plan: Iterator[Any] = iter(renderer.mirrored(epoch, joined))
