@@ -12,6 +12,8 @@ from readers.errors import DamagedPack
 from readers.index import column_path
 from readers.pack import Pack
 
+from .verify import broken_ranges
+
 
 @dataclass(frozen=True)
 class Description:
@@ -74,13 +76,9 @@ def describe(path: Path) -> Description:
 
 
 def check_numbers(pack: Pack) -> None:
-    """Raise DamagedPack where a label or split is none of the pack's."""
-    manifest = pack.manifest
-    for name, number in (("label", len(manifest.classes)), ("split", len(manifest.splits))):
-        column = pack.index[name]
-        if len(column) and (column.min() < -1 or column.max() >= number):
-            reason = f"the column has numbers that are not in -1 … {number - 1}"
-            raise DamagedPack(reason, path=column_path(pack.path, name))
+    """Raise DamagedPack where a column of the index holds numbers that it cannot have."""
+    for name, problem in broken_ranges(pack.manifest, pack.index):
+        raise DamagedPack(problem, path=column_path(pack.path, name))
 
 
 def _spread(column: Any) -> dict[str, int]:

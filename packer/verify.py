@@ -361,7 +361,7 @@ def _broken_promises(manifest: Manifest, columns: dict[str, Column]) -> Iterator
             num_segments = len(columns.get(f"{name}.segments", []))
             if bounds[0] != 0 or bounds[-1] != num_segments or np.any(np.diff(bounds) < 0):
                 yield f"{name}.segment_offset", "segments are missing or not tiled"
-    yield from _broken_ranges(manifest, columns)
+    yield from broken_ranges(manifest, columns)
     bounds = columns["key_offset"]
     if bounds[0] != 0 or bounds[-1] != len(columns["keys"]) or np.any(np.diff(bounds) <= 0):
         yield "key_offset", "keys are empty or do not tile the column keys"
@@ -369,7 +369,8 @@ def _broken_promises(manifest: Manifest, columns: dict[str, Column]) -> Iterator
         yield "keys", "a key occurs twice"
 
 
-def _broken_ranges(manifest: Manifest, columns: dict[str, Column]) -> Iterator[tuple[str, str]]:
+def broken_ranges(manifest: Manifest, columns: dict[str, Column]) -> Iterator[tuple[str, str]]:
+    """(column, what is wrong) where one holds numbers that it cannot have."""
     no_split = -1 if not manifest.splits else 0
     for name, low, high in (
         ("label", -1, len(manifest.classes) - 1),
