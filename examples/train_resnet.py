@@ -190,13 +190,12 @@ def parse(description: str, arguments: Sequence[str] | None) -> argparse.Namespa
 
 
 def command(main: Callable[[], None]) -> None:
-    """Run an example: no pack, no such split, damage and options that do not go with the pack are
-    one sentence, not a traceback."""
+    """Run an example: no pack, no such split and damage are one sentence, not a traceback."""
     try:
         main()
-    except (DspackError, ValueError) as error:
+    except DspackError as error:
         print(error, file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", DspackError.exit_code))
+        sys.exit(error.exit_code)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

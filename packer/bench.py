@@ -211,8 +211,8 @@ def limit_of(report: Report) -> tuple[str, str]:
         return "decoder", f"the Loader reaches {share:.0%} of {workers} threads that only decode"
     if ours.processors < _NEAR:  # Python's lock alone would let it use a whole one
         return "unclear", (
-            f"the Loader had {ours.processors:.1f} of {workers} processors: other programs had the "
-            "rest"
+            f"the Loader had {ours.processors:.1f} of {workers} processors: other programs, or a "
+            "limit, kept the rest from it"
         )
     return "Python", (
         f"the Loader reaches {share:.0%} of {workers} threads that only decode, with "
@@ -223,7 +223,9 @@ def limit_of(report: Report) -> tuple[str, str]:
 def advice(report: Report, pack: Pack) -> Iterator[str]:
     """What would help, by the figures."""
     ours = report.warm["loader"].speed
-    if report.load > report.processors / 2 or report.limit == "unclear":
+    if report.limit == "unclear":
+        yield "measure again when the processors are free"
+    elif report.load > report.processors / 2:
         yield f"measure again: the machine was busy with something else (load {report.load:.1f})"
     stored = pack.manifest.fields["image"]
     if report.limit in ("decoder", "Python") and report.threads < report.processors:
@@ -231,7 +233,11 @@ def advice(report: Report, pack: Pack) -> Iterator[str]:
     shorter = np.minimum(_column(pack, "width"), _column(pack, "height"))
     median = float(np.median(shorter))
     resize = shorter_side(report.size)
-    if stored.kind == "encoded" and report.limit != "Python" and median > 1.5 * resize:
+    if (
+        stored.kind == "encoded"
+        and report.limit not in ("Python", "unclear")
+        and median > 1.5 * resize
+    ):
         yield (
             f"pack with --resize {resize}: the images' shorter side is {median:.0f} pixels, so "
             f"{(median / resize) ** 2:.0f} times as many are read and decoded as training looks at"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from readers import formats
-from readers.errors import DestinationError, DspackError, printable
+from readers.errors import DestinationError, DspackError, OutOfMemory, printable
 from readers.version import __version__
 
 from .arguments import Boxes, ByteSize, FieldPattern, Regex, Seconds, Splits, pixel_options
@@ -51,8 +51,8 @@ class Group(click.Group):
             if isinstance(error, RuntimeError) and "start new thread" not in str(error):
                 raise
             reason = str(error) or "out of memory"
-            _say(f"dspack: {reason}; use fewer --threads, or allow more")
-            ctx.exit(DspackError.exit_code)
+            _say(f"dspack: {reason}; use fewer threads, or allow more (see `ulimit -a`)")
+            ctx.exit(OutOfMemory.exit_code)
         except KeyboardInterrupt as error:
             _say("; ".join(["\ndspack: interrupted", *map(str, error.args)]))
             ctx.exit(EXIT_INTERRUPTED)
@@ -60,7 +60,7 @@ class Group(click.Group):
             _write_no_more()
             ctx.exit(EXIT_BROKEN_PIPE)  # not 0: the exit code that was to come is lost
         except OSError as error:  # what can be foreseen is an error of the product's
-            if error.errno == errno.ENOSPC:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 _write_no_more()
                 _say(f"dspack: the output cannot be written: {error.strerror}")
                 ctx.exit(DestinationError.exit_code)

@@ -88,6 +88,7 @@ def convert(
     job = list_source(source_path, out, options, scanning)
     staging = Staging(out, plan_json(job), overwrite=overwrite)
     try:
+        check_destination(out, source_path, overwrite=overwrite, force=force)  # an old pack is back
         with _writing(staging):
             done = _drop_changed(staging.finished(), job, threads)
             staging.keep(done)

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from readers.errors import DamagedPack
-from readers.index import column_path
 from readers.pack import Pack
 
-from .verify import broken_ranges
+from .columns import check_numbers
 
 
 @dataclass(frozen=True)
@@ -73,12 +71,6 @@ def describe(path: Path) -> Description:
         content_digest=manifest.content_digest,
         made=manifest.made,
     )
-
-
-def check_numbers(pack: Pack) -> None:
-    """Raise DamagedPack where a column of the index holds numbers that it cannot have."""
-    for name, problem in broken_ranges(pack.manifest, pack.index):
-        raise DamagedPack(problem, path=column_path(pack.path, name))
 
 
 def _spread(column: Any) -> dict[str, int]:

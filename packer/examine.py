@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from readers.errors import DspackError
+from readers.errors import DamagedPack, OutOfMemory, TooManyOpenFiles
 from readers.manifest import Manifest
 from readers.pack import Pack
 
@@ -63,8 +63,10 @@ def _examine(path: Path, shard_name: str, start: int, decode_images: bool) -> No
                 pack.read(first + position, field)
             if decode_images and (problem := decode_problem(pack, first + position)):
                 _say(position, problem)
-        except DspackError as error:
+        except DamagedPack as error:
             _say(position, error.reason)
+        except (OutOfMemory, TooManyOpenFiles):
+            raise
         except Exception as error:  # the samples behind it are to be looked at, too
             _say(position, f"reading it fails: {type(error).__name__}: {error}")
 

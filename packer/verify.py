@@ -21,6 +21,7 @@ from readers.manifest import IMAGE, MANIFEST_NAME, Manifest, PackFile, Shard
 from readers.pack import Pack, check_readable
 from readers.seekable import segment_offsets
 
+from .columns import broken_ranges
 from .examine import examine_apart
 
 Progress = Callable[[int, int, int], None]  # steps done, bytes since, steps in all
@@ -367,20 +368,3 @@ def _broken_promises(manifest: Manifest, columns: dict[str, Column]) -> Iterator
         yield "key_offset", "keys are empty or do not tile the column keys"
     elif len(set(Keys(bounds, columns["keys"], range(len(bounds) - 1)))) != len(bounds) - 1:
         yield "keys", "a key occurs twice"
-
-
-def broken_ranges(manifest: Manifest, columns: dict[str, Column]) -> Iterator[tuple[str, str]]:
-    """(column, what is wrong) where one holds numbers that it cannot have."""
-    no_split = -1 if not manifest.splits else 0
-    for name, low, high in (
-        ("label", -1, len(manifest.classes) - 1),
-        ("split", no_split, len(manifest.splits) - 1),
-        ("width", 1, None),
-        ("height", 1, None),
-        ("orientation", 1, 8),
-    ):
-        column = columns[name]
-        wrong = (column < low) | (column > high) if high is not None else column < low
-        if np.any(wrong):
-            i = int(np.argmax(wrong))
-            yield name, f"sample {i} has {int(column[i])}"

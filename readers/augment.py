@@ -82,6 +82,12 @@ def uniforms(seed: int, epoch: int, places: npt.ArrayLike) -> npt.NDArray[np.flo
     return _uniform(_random_words(seed, epoch, places, _PICK, 1)[0, 0], 0, 1)
 
 
+def check_flip(probability: float) -> None:
+    """Raise ValueError unless a number is a probability."""
+    if not 0 <= probability <= 1:
+        raise ValueError(f"flip is {probability}, which is no probability")
+
+
 def shorter_side(size: int) -> int:
     """What an image's shorter side is resized to before the `size` pixels in its centre are cut
     out, if nobody says: ImageNet's 256 for 224."""

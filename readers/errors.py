@@ -2,8 +2,8 @@
 
 Exit codes: 0 fine · 1 damage found · 2 wrong use · 3 packed, but with rejects · 4 rejects, and
 nothing published · 5 the source cannot be packed · 6 the destination cannot be written · 7 not a
-pack that can be read here and by this version · 130 interrupted · 141 whoever read the output left
-(130 and 141 are what a shell reports for SIGINT and SIGPIPE).
+pack that can be read here and by this version, or no memory or threads for it · 130 interrupted ·
+141 whoever read the output left (130 and 141 are what a shell reports for SIGINT and SIGPIPE).
 """
 
 from __future__ import annotations

@@ -188,11 +188,10 @@ class BatchLoader(Epochs):
             size = max(_PLANNED_TOGETHER // self.order.batch_size, 1)
             picked = [self.order.batch(epoch, number) for number in some]
             joined = Picked(*map(np.concatenate, zip(*picked, strict=True)))
-            if renderer.copies:
-                plan: Iterator[Any] = iter(renderer.mirrored(epoch, joined))
-            else:
-                plan = iter(renderer.tasks(epoch, joined))
-            kind = _Copying if renderer.copies else _Rendering
+            kind, work = (
+                (_Copying, renderer.mirrored) if renderer.copies else (_Rendering, renderer.tasks)
+            )
+            plan: Iterator[Any] = iter(work(epoch, joined))
             for batch in picked:
                 renderer.announce(epoch, batch)
                 yield kind(self, epoch, batch, list(islice(plan, len(batch.samples))))

@@ -103,7 +103,7 @@ class Manifest:
             raise NotAPack(
                 f"the pack has format version {version}, this dspack reads 1 to {FORMAT_VERSION}",
                 path=path,
-                advice="install a newer dspack",
+                advice="install a newer dspack" if type(version) is int and version > 0 else None,
             )
         try:
             return cls(

@@ -42,7 +42,8 @@ class MappedValues:
         first = self._start + offset
         page = first - first % mmap.PAGESIZE
         if length > 0 and 0 <= page < len(self._map):  # else view() says what is wrong
-            self._map.madvise(mmap.MADV_WILLNEED, page, first + length - page)
+            stop = min(first + length, len(self._map))
+            self._map.madvise(mmap.MADV_WILLNEED, page, stop - page)
 
 
 class MappedShard:

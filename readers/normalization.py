@@ -29,7 +29,8 @@ def of_channels(
 def are_in_levels(mean: Channels, std: Channels) -> bool:
     """Whether they can be meant for pixels of 0 to 255, and not of 0 to 1, as most are that one
     finds."""
-    return not (0 < mean.max() <= 1 and std.max() <= 1)
+    is_given = mean.max() > 0 or std.max() < 1
+    return not (is_given and mean.max() <= 1 and std.max() <= 1)
 
 
 def in_levels(mean: Sequence[float], std: Sequence[float]) -> tuple[Channels, Channels]:

@@ -234,7 +234,7 @@ class Pack:
         views = []
         for row, shard, position, offset, length, expected in places:
             try:
-                reader = self._readers.get(shard) or self._reader(shard)
+                reader = self._readers.get(shard) or self._reader(shard)  # a call less
                 view = reader.view(field, position, offset, length)
                 if self.check and checksum(view) != expected:
                     raise DamagedPack("the stored bytes do not match their checksum")

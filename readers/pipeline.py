@@ -142,7 +142,7 @@ class Pipeline(Generic[J]):
             while not self._stopped:
                 slot = next((slot for slot in self._slots if slot.num_taken < slot.num_parts), None)
                 if self._resting:
-                    self._to_do.wait()
+                    self._wait_for_work()
                 elif slot is not None:
                     slot.num_taken += 1
                     self._num_working += 1
@@ -150,8 +150,13 @@ class Pipeline(Generic[J]):
                 elif self._numbers and not self._beginning and len(self._slots) <= self._ahead:
                     self._begin_job()
                 else:
-                    self._to_do.wait()
+                    self._wait_for_work()
             return None
+
+    def _wait_for_work(self) -> None:
+        # Not for ever: this thread may collect its own iterator as garbage within wait(), and
+        # stop() then calls it before it listens.
+        self._to_do.wait(_GONE_SECONDS)
 
     def _begin_job(self) -> None:
         """Begin one more job, letting go of the lock meanwhile."""

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from .augment import center_crops, flips, random_resized_crops, shorter_side
+from .augment import center_crops, check_flip, flips, random_resized_crops, shorter_side
 from .boxes import boxes_within
 from .decode import FLIPPED_AXES, Pixels, UndecodableError, decode_region
 from .errors import DspackError
@@ -89,8 +89,7 @@ class Renderer:
             raise ValueError(f"{self.dtype} cannot hold the pack's {self._pixel_dtype} pixels")
         if transform and (dtype or normalize or layout != "NHWC"):
             raise ValueError("dtype, layout and normalize are up to the transform")
-        if not 0 <= flip <= 1:
-            raise ValueError(f"{flip=} is no probability")
+        check_flip(flip)
         if layout not in ("NHWC", "NCHW") or interpolation not in _FILTERS:
             raise ValueError(f"{layout=}, {interpolation=}")
         self._filter = _FILTERS[interpolation]

@@ -249,7 +249,8 @@ class CUDAPrefetcher:
     images: (n, 3, size, size) `dtype`, channels-last, (pixels - mean) / std where given, mean and
     std a channel, in the pixels' own units: 0..255, or 0..65535 where they are uint16. labels: (n,)
     int64. Where the loader gives a batch as well, so does this, its fields' tensors on the device,
-    as they are. On a CPU it does the same without streams.
+    as they are. On a CPU it does the same without streams. Raises ValueError for mean and std that
+    are not of such pixels.
     """
 
     def __init__(
@@ -328,7 +329,8 @@ class CUDAPrefetcher:
     def _prepare(
         self, images: torch.Tensor, labels: torch.Tensor, *batch: Batch
     ) -> tuple[Any, ...]:
-        if not (self._in_levels or images.is_floating_point()):  # a transform may make 0 to 1
+        # What a transform makes may be of 0 to 1.
+        if not (self._in_levels or (images.is_floating_point() and images.amax() <= 1)):
             raise ValueError(NOT_IN_LEVELS)
         images = images.to(self.device, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)

@@ -172,7 +172,7 @@ def test_numeric_class_names_are_warned_about(names: list[str], warning: str | N
     ("folders", "said"),
     [
         (["images", "masks"], "pack images/ with --field 'mask=../masks/{stem}.png'"),
-        (["Annotations", "JPEGImages"], "JPEGImages/ and Annotations/ are taken as classes"),
+        (["masks", "JPEGImages"], "JPEGImages/ and masks/ are taken as classes"),
         (["images"], "images/ is taken as a class"),
         (["cat", "images"], None),
         (["cat", "masks"], None),
@@ -184,6 +184,12 @@ def test_folders_that_are_hardly_classes_are_mentioned(
 ) -> None:
     notes = planned(*(f"{folder}/1.jpg" for folder in folders)).warnings
     assert len(notes) == (said is not None) and (said is None or said in notes[0])
+
+
+@pytest.mark.parametrize(("folder", "kind"), [("labels", "yolo"), ("Annotations", "voc")])
+def test_annotations_beside_images_are_mentioned(folder: str, kind: str) -> None:
+    *_, note = planned("images/1.jpg", folders=[folder]).warnings
+    assert note.endswith(f"if they are none, add --boxes {kind}")
 
 
 def test_one_class_over_nested_folders_is_warned_about() -> None:

@@ -259,6 +259,9 @@ def test_telling_the_kernel_of_damage_is_no_error(tmp_path, format_name, monkeyp
     offset = np.load(path / "index" / "image.offset.npy")
     offset[:2] = [2**62, -(2**20)]
     np.save(path / "index" / "image.offset.npy", offset)
+    length = np.load(path / "index" / "image.length.npy")
+    length[2] = 2**63 - 1
+    np.save(path / "index" / "image.length.npy", length)
     monkeypatch.setattr(_Disk, "has_waited", lambda self, epoch: True)
     if format_name != "lmdb":  # which finds values by their keys
         with pytest.raises(DamagedSample):

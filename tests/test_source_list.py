@@ -189,7 +189,10 @@ def test_root(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["a/1.jpg,cat"], "line 1: no column `path` but a/1.jpg, cat; name the columns"),
+        (
+            ["a/1.jpg,cat"],
+            "line 1: no column `path`, nor `file_name`, but a/1.jpg, cat; name",
+        ),
         (["path,label,label"], "line 1: two columns have the same name"),
         (["path,label", "a/1.jpg,cat", "a/2.jpg"], "line 3: 1 columns, the first line 2"),
         (["path,label", '"a/1\n.jpg",cat', "x"], "line 4: 1 columns"),

@@ -198,6 +198,9 @@ def test_the_prefetcher_refuses_numbers_for_other_pixels(photos):
     halves = loader(photos, transform=lambda pixels, random: np.full((2, 2, 3), 0.5, np.float32))
     images, _ = next(iter(CUDAPrefetcher(_Planes(halves), "cpu", mean=mean, std=std)))
     assert images.max() < 1
+    for options in ({"std": std}, {"mean": (0, 0, 0), "std": std}):
+        with pytest.raises(ValueError, match="multiply by 255"):
+            next(iter(CUDAPrefetcher(loader(photos, dtype=np.float32), "cpu", **options)))
     for wrong in ({"std": (1, 0, 1)}, {"mean": (120,)}, {"mean": (1, 2, float("nan"))}):
         with pytest.raises(ValueError, match="mean"):
             CUDAPrefetcher(loader(photos), "cpu", **wrong)

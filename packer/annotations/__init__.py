@@ -196,7 +196,7 @@ def _yolo_labels(root: Path) -> str | None:
         return None
     below = parts[len(parts) - parts[::-1].index("images") :]
     labels = "/".join([*[".."] * (len(below) + 1), "labels", *below])
-    return labels if not below or os.path.isdir(root / labels) else None
+    return labels if not below or any((root / labels).rglob("*.txt")) else None
 
 
 def _field(annotations: Annotations, values: Values) -> BoxesField:

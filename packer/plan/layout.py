@@ -6,7 +6,7 @@ Only folders make splits and labels, never a word inside a file's name.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def plan(
             *_split_warnings(kind_of, splits),
             *class_warnings(totals, class_names),
             *_depth_warnings(places, class_names),
-            *_name_warnings(class_names),
+            *_name_warnings(class_names, {name for _, name in totals}),
         ],
     )
 
@@ -190,7 +190,7 @@ def _depth_warnings(places: Iterable[Place], classes: Sequence[str]) -> list[str
     ]
 
 
-def _name_warnings(classes: Sequence[str]) -> list[str]:
+def _name_warnings(classes: Sequence[str], with_images: Collection[str]) -> list[str]:
     """A note on folders that hold images and what goes with them, and are hardly classes."""
     images = [name for name in classes if name.lower() in ("images", "imgs", "jpegimages")]
     masks = [name for name in classes if name.lower() in ("masks", "annotations", "labels")]
@@ -199,8 +199,11 @@ def _name_warnings(classes: Sequence[str]) -> list[str]:
     folders = " and ".join(f"{printable(name)}/" for name in [*images, *masks])
     if not masks:
         return [f"{folders} is taken as a class; if it is none, pack that folder itself"]
-    pattern = f"--field 'mask=../{printable(masks[0])}/{{stem}}.png'"
-    return [f"{folders} are taken as classes; if they are none, pack {images[0]}/ with {pattern}"]
+    if masks[0] in with_images:
+        advice = f"pack {images[0]}/ with --field 'mask=../{printable(masks[0])}/{{stem}}.png'"
+    else:
+        advice = f"add --boxes {'voc' if masks[0].lower() == 'annotations' else 'yolo'}"
+    return [f"{folders} are taken as classes; if they are none, {advice}"]
 
 
 def totals_of(

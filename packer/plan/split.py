@@ -88,7 +88,8 @@ def _cut(
     seed: int,
 ) -> npt.NDArray[np.int16]:
     """Each class, in the order of a hash of seed and key, is cut into a piece for each split: a
-    sample that comes or goes moves at most one other at each cut, and none of other classes.
+    sample that comes or goes moves at most one other at each cut, and none of other classes; a
+    class that does may move one at each cut of the classes behind it.
 
     The places of the cuts are rounded up or down. Which, is up to a sequence that spreads evenly
     (multiples of the golden ratio), so that all classes together have the shares, too, but for a
@@ -97,8 +98,10 @@ def _cut(
     split_ids = np.zeros(len(keys), np.int16)
     by_class = np.argsort(labels, kind="stable")
     bounds = np.flatnonzero(np.diff(labels[by_class])) + 1
-    for number, rows in enumerate(np.split(by_class, bounds)):
-        rounding = (0.5 + number * _GOLDEN) % 1
+    for rows in np.split(by_class, bounds):
+        if not len(rows):
+            continue
+        rounding = (0.5 + int(labels[rows[0]]) * _GOLDEN) % 1
         cuts = np.floor(np.cumsum(shares)[:-1] * len(rows) + rounding + _TIE)
         in_order = sorted(rows.tolist(), key=lambda row: _hash(seed, keys[row]))
         split_ids[in_order] = np.searchsorted(cuts, np.arange(len(rows)), side="right")

@@ -1,4 +1,5 @@
-"""A list of images: CSV, TSV or JSON lines with the columns path, label (or class) and split.
+"""A list of images: CSV, TSV or JSON lines with the columns path (or file_name), label (or class)
+and split.
 
 A label is a class's name, or its number if all labels are numbers; a `class` is always a name.
 Further columns hold texts, or paths of further files.
@@ -113,7 +114,9 @@ class Source:
             if "path" not in names:
                 names = ["path" if name == _PATH_TOO else name for name in names]
             if names and "path" not in names:
-                self._fail(1, f"no column `path` but {', '.join(names)}", _HEADER_ADVICE)
+                self._fail(
+                    1, f"no column `path`, nor `file_name`, but {', '.join(names)}", _HEADER_ADVICE
+                )
             for values in reader:
                 if values and len(values) != len(names):
                     self._fail(line + 1, f"{len(values)} columns, the first line {len(names)}")
@@ -160,7 +163,7 @@ class Source:
         """The path below the base that a row names."""
         value = row.get("path")
         if not isinstance(value, str) or not value:
-            self._fail(line, "no `path`")
+            self._fail(line, "no `path`, nor `file_name`")
         clean = self._below_base(value)
         if clean is None:
             self._fail(

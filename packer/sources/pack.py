@@ -16,7 +16,7 @@ from readers.index import Column
 from readers.manifest import IMAGE, MANIFEST_NAME, Field
 from readers.pack import Pack, check_files
 
-from ..describe import check_numbers
+from ..columns import check_numbers
 from ..images.inspect import Reject
 from . import File, Given, Listing
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..augment import center_crops, flips, random_resized_crops, shorter_side
+from ..augment import center_crops, check_flip, flips, random_resized_crops, shorter_side
 from ..decode import FLIPPED_AXES
 from ..errors import DspackError
 from ..jpeg import stray_ranges, without
@@ -181,6 +181,7 @@ def external_source(
     the sample's name: DALI's decoder fails a whole batch without one. epoch, batch: where to
     begin. Raises NotAPack, DamagedPack, DspackError for an unknown split or field.
     """
+    check_flip(flip)
     pack = Pack(path, split, check=check)
     computed = {"label", "sample", "window", "center", "turn", "mirror"}
     unknown = set(fields) - computed - set(pack.manifest.fields)
