@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from readers import formats
-from readers.errors import DestinationError, DspackError
-from readers.manifest import Manifest
+from readers.errors import DestinationError, DspackError, printable
+from readers.manifest import MANIFEST_NAME, REJECTED_NAME, Manifest
 
 from .mounts import is_windows_mount
 
@@ -19,6 +19,7 @@ _KIND_SUFFIX = re.compile(
     re.IGNORECASE,
 )
 
+_OF_A_PACK = {MANIFEST_NAME, REJECTED_NAME, "index", "shards"}
 _OTHER_NAME = "choose another name with -o"
 
 
@@ -64,6 +65,13 @@ def check_destination(out: Path, source: Path, *, overwrite: bool, force: bool) 
             "exists and is not a pack, so --overwrite does not touch it",
             path=out,
             advice="move it away or choose another name",
+        )
+    if strangers := sorted(set(os.listdir(out)) - _OF_A_PACK):
+        raise DestinationError(
+            f"holds {printable(strangers[0])}, which is no part of a pack, so --overwrite does not "
+            "touch it",
+            path=out,
+            advice="move that away or choose another name",
         )
 
 

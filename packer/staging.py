@@ -90,7 +90,7 @@ class Staging:
         `overwrite` throws an earlier run's work away if it had another plan; without it that is
         a DestinationError. So is another process at work here, or a folder not to be written.
         """
-        self.out = out
+        self.out = out = _resolved(out)
         self.folder = _folder(out)
         self.pack = self.folder / "pack"
         try:
@@ -263,13 +263,19 @@ class Staging:
 def check_unfinished(out: Path, plan: Mapping[str, Any], *, overwrite: bool) -> None:
     """Raise the DestinationError that Staging would raise for what an earlier run, or somebody
     else, has left beside `out`; changes nothing."""
-    folder = _folder(out)
+    folder = _folder(_resolved(out))
     if os.path.lexists(folder):
         try:
             _refuse_strangers(folder)
             _check_plan(folder, plan, overwrite)
         except OSError as error:
             raise cannot_write(error, folder) from None
+
+
+def _resolved(out: Path) -> Path:
+    """`out` by a path that does not lead through it: publishing takes its name away for a moment,
+    and whoever runs this may stand in it."""
+    return Path(os.path.realpath(out.parent), out.name)
 
 
 def _folder(out: Path) -> Path:

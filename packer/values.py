@@ -3,6 +3,7 @@ image's pixels went, and the options; a field's kind decides which one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -80,7 +81,10 @@ _LOSSY = ("JPEG", "AVIF")  # and WebP without a VP8L chunk
 
 def _store_mask(found: Found) -> Value:
     try:
-        image = inspect(found.data, found.options.max_pixels)
+        limit = found.options.max_pixels
+        if found.options.copied is not None:  # what was packed once may be copied
+            limit = math.prod(found.geometry.source)
+        image = inspect(found.data, limit)
         if image.num_frames > 1:
             raise Reject("several pages or frames", str(image.num_frames))
         return _store_inspected_mask(found, image)

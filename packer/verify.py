@@ -15,7 +15,7 @@ import xxhash
 from readers import formats
 from readers.boxes import Boxes
 from readers.checksum import checksum, content_digest, file_checksum
-from readers.errors import DamagedPack
+from readers.errors import DamagedPack, NoPermission
 from readers.index import Column, Keys, map_columns
 from readers.manifest import IMAGE, MANIFEST_NAME, Manifest, PackFile, Shard
 from readers.pack import Pack, check_readable
@@ -150,6 +150,8 @@ class _Check:
         path = self._path / file.name
         try:
             size = path.stat().st_size
+        except PermissionError:
+            raise NoPermission(path) from None
         except OSError as error:
             self._found(Finding(f"cannot be read: {error.strerror}", file.name))
             return False

@@ -407,6 +407,8 @@ def check_files(pack: Path, shard: Shard) -> None:
         path = pack / file.name
         try:
             size = path.stat().st_size
+        except PermissionError:
+            raise NoPermission(path) from None
         except OSError as error:
             raise DamagedPack(f"cannot be read: {error.strerror}", path=path) from None
         if size != file.num_bytes:

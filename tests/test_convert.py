@@ -794,3 +794,24 @@ def test_a_failed_early_flush_fails_the_run(
     assert not (tmp_path / "pack").exists()
     monkeypatch.undo()
     assert pack(imgs, tmp_path / "pack").num_resumed == 0
+
+
+def test_overwriting_leaves_what_is_no_part_of_a_pack(tmp_path: Path) -> None:
+    source = class_folder(tmp_path / "imgs", num_classes=1, per_class=1)
+    out = tmp_path / "out"
+    convert(source, out, Options("memmap"), threads=1)
+    write(out / "notes.txt", b"mine")
+    with pytest.raises(DestinationError, match=r"holds notes\.txt"):
+        convert(source, out, Options("memmap"), threads=1, overwrite=True)
+    assert (out / "notes.txt").read_bytes() == b"mine"
+
+
+def test_overwriting_the_folder_one_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = class_folder(tmp_path / "imgs", num_classes=1, per_class=2)
+    out = tmp_path / "out"
+    for path in (out, Path("../out"), out / ".." / "out"):
+        convert(source, path, Options("memmap"), threads=1, overwrite=True)
+        monkeypatch.chdir(out)
+        assert len(readers.open(out)) == 2 and not (tmp_path / "out.partial").exists()

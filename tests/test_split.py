@@ -124,7 +124,32 @@ def test_groups_are_stratified_as_well_as_they_can_be() -> None:
     assert counts(labels, split_ids) == {0: [160, 40], 1: [160, 40]}
 
 
+@pytest.mark.parametrize("per_class", [1, 2, 4])
+def test_classes_of_few_groups_have_the_shares_together(per_class: int) -> None:
+    """In pictures of persons, say, a class is one group, and no split may stay empty for that."""
+    labels = np.repeat(np.arange(40), per_class * 5)
+    groups = [f"{label}_{i // 5 % per_class}" for i, label in enumerate(labels.tolist())]
+    for share in (0.1, 0.25, 0.5):
+        split_ids = assign(keys_of(len(labels)), labels, [1 - share, share], 0, groups)
+        assert abs(np.mean(split_ids) - share) < 0.04
+
+
+def test_a_class_that_comes_moves_few_samples_of_others() -> None:
+    labels, keys = np.repeat(np.arange(20), 51), keys_of(20 * 51)
+    before = assign(keys, labels, [0.9, 0.1], 0)
+    after = assign(["new", *keys], np.concatenate([[0], labels + 1]), [0.9, 0.1], 0)
+    assert np.sum(before != after[1:]) <= 20
+    after = assign(["new", *keys], np.concatenate([[-1], labels]), [0.9, 0.1], 0)
+    assert np.array_equal(before, after[1:])
+
+
 # The command
+
+
+def test_a_split_that_gets_no_image_is_mentioned(tmp_path: Path) -> None:
+    write(tmp_path / "imgs" / "a.jpg", jpeg(photo()))
+    output = run(tmp_path / "imgs", "-o", tmp_path / "pack", "--split", "train=0.9,val=0.1")
+    assert "split 'val' has no image" in output
 
 
 def run(*arguments: object, exit_code: int = 0) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from readers.checksum import checksum
-from readers.errors import SourceError
+from readers.errors import SourceError, printable
 
 from .layout import Plan, class_warnings, totals_of
 
@@ -59,6 +59,11 @@ def split(plan: Plan, new: NewSplits, root: Path, *, mix: bool = False) -> Plan:
         splits=names,
         warnings=[
             *plan.warnings,
+            *(
+                f"split {printable(name)!r} has no image: there are too few, or too few groups"
+                for i, name in enumerate(names)
+                if not (split_ids == i).any()
+            ),
             *(w for w in class_warnings(totals, plan.classes) if w not in plan.warnings),
         ],
     )
@@ -71,72 +76,40 @@ def assign(
     seed: int,
     groups: Sequence[str] | None = None,
 ) -> npt.NDArray[np.int16]:
-    """The split of every sample, a number below len(shares). `groups` stay together."""
-    if groups is not None:
-        return _deal(groups, labels, shares, seed)
-    return _cut(keys, labels, np.array(shares), seed)
+    """The split of every sample, a number below len(shares). `groups` stay together.
 
+    Each class is laid out in the order of a hash of seed and key, or of the group's name, and cut
+    where the shares say. A sample that comes or goes moves at most one other at each cut, and none
+    of other classes. A group counts to the class that most of its samples have.
 
-def _hash(seed: int, name: str) -> bytes:
-    return checksum(f"{seed}/{name}".encode("utf-8", "surrogateescape"))
-
-
-def _cut(
-    keys: Sequence[str],
-    labels: npt.NDArray[np.int64],
-    shares: npt.NDArray[np.float64],
-    seed: int,
-) -> npt.NDArray[np.int16]:
-    """Each class, in the order of a hash of seed and key, is cut into a piece for each split: a
-    sample that comes or goes moves at most one other at each cut, and none of other classes; a
-    class that does may move one at each cut of the classes behind it.
-
-    The places of the cuts are rounded up or down. Which, is up to a sequence that spreads evenly
-    (multiples of the golden ratio), so that all classes together have the shares, too, but for a
-    few samples.
+    A group, or sample, goes to the split in which one point of it lies. How far into it the point
+    is, goes by a sequence that spreads evenly over the classes (multiples of the golden ratio): so
+    all of them together have the shares, too, even if each is but one group.
     """
-    split_ids = np.zeros(len(keys), np.int16)
-    by_class = np.argsort(labels, kind="stable")
-    bounds = np.flatnonzero(np.diff(labels[by_class])) + 1
-    for rows in np.split(by_class, bounds):
-        if not len(rows):
-            continue
-        rounding = (0.5 + int(labels[rows[0]]) * _GOLDEN) % 1
-        cuts = np.floor(np.cumsum(shares)[:-1] * len(rows) + rounding + _TIE)
-        in_order = sorted(rows.tolist(), key=lambda row: _hash(seed, keys[row]))
-        split_ids[in_order] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
-    return split_ids
-
-
-def _deal(
-    groups: Sequence[str],
-    labels: npt.NDArray[np.int64],
-    shares: Sequence[float],
-    seed: int,
-) -> npt.NDArray[np.int16]:
-    """Groups are dealt out one by one, large ones first and otherwise in the order of a hash of
-    seed and name: each to the split that lacks most of its classes, and of the whole if it is a
-    tie."""
     rows_of: dict[str, list[int]] = defaultdict(list)
-    for row, name in enumerate(groups):
+    for row, name in enumerate(keys if groups is None else groups):
         rows_of[name].append(row)
-    classes, class_of = np.unique(labels, return_inverse=True)
-    sizes = np.bincount(class_of, minlength=len(classes))
-    lacking = [[share * size for size in sizes.tolist()] for share in shares]
-    lacking_in_all = [share * len(groups) for share in shares]
-    of_class = class_of.tolist()
-    split_ids = np.zeros(len(groups), np.int16)
-    for name in sorted(rows_of, key=lambda name: (-len(rows_of[name]), _hash(seed, name))):
-        rows = rows_of[name]
-        need = [sum(lack[of_class[row]] for row in rows) for lack in lacking]
-        most = max(need)
-        ties = [i for i, lack in enumerate(need) if lack >= most - _TIE]
-        chosen = max(ties, key=lambda i: lacking_in_all[i])
-        split_ids[rows] = chosen
-        for row in rows:
-            lacking[chosen][of_class[row]] -= 1
-        lacking_in_all[chosen] -= len(rows)
-    return split_ids
+    of_row, members = labels.tolist(), defaultdict(list)
+    for name, rows in rows_of.items():
+        members[_most_common([of_row[row] for row in rows])].append(name)
+    cuts = np.cumsum(shares)[:-1] - _TIE
+    split_ids = [0] * len(keys)
+    for label, names in members.items():
+        names.sort(key=lambda name: checksum(f"{seed}/{name}".encode("utf-8", "surrogatepass")))
+        sizes = np.array([len(rows_of[name]) for name in names])
+        points = np.cumsum(sizes) - sizes + sizes * ((0.5 + label * _GOLDEN) % 1)
+        chosen = np.searchsorted(cuts, points / sizes.sum(), side="right")
+        for name, number in zip(names, chosen.tolist(), strict=True):
+            for row in rows_of[name]:
+                split_ids[row] = number
+    return np.array(split_ids, np.int16)
+
+
+def _most_common(labels: list[int]) -> int:
+    """Of those that are, the smallest."""
+    if len(labels) == 1:
+        return labels[0]
+    return min(Counter(labels).items(), key=lambda item: (-item[1], item[0]))[0]
 
 
 def _groups(keys: Sequence[str], pattern: str, root: Path) -> list[str]:
