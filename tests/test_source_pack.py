@@ -171,7 +171,7 @@ def test_new_splits_do_not_mix_old_ones_unasked(tmp_path: Path, source: Path) ->
     run(*command, "--split", "train", "--split", "a=0.5,b=0.5")
     pack = Pack(tmp_path / "pack")
     assert pack.splits == ["a", "b"]
-    assert Counter(pack.index["split"].tolist()) == {0: 7, 1: 6}
+    assert sorted(Counter(pack.index["split"].tolist()).values()) == [6, 7]
     assert all(key.startswith("train/") for key in pack.keys)
 
 
