@@ -300,22 +300,22 @@ def numpy_data_loader(pixels: Any, path: Path) -> Contender:
             mirrored = torch.rand(()) < 0.5
             return torch.from_numpy(cv2.flip(mapped[i], 1) if mirrored else mapped[i].copy()), i
 
+    return in_data_loader(Mapped())
+
+
+def in_data_loader(dataset: Any) -> Contender:
+    import torch.utils.data
+
     batches = torch.utils.data.DataLoader(
-        Mapped(), BATCH, shuffle=True, num_workers=THREADS, drop_last=True
+        dataset, BATCH, shuffle=True, num_workers=THREADS, drop_last=True
     )
     return lambda: speed(batches)
 
 
 def data_loader(path: Path, transform: Callable[[Any], Any], *, check: bool = True) -> Contender:
-    import torch.utils.data
-
     from readers.torch import ImageDataset
 
-    dataset = ImageDataset(path, transform=transform, arrays=True, check=check)
-    batches = torch.utils.data.DataLoader(
-        dataset, BATCH, shuffle=True, num_workers=THREADS, drop_last=True
-    )
-    return lambda: speed(batches)
+    return in_data_loader(ImageDataset(path, transform=transform, arrays=True, check=check))
 
 
 def torch_peers(photos: Path, path: Path) -> dict[str, Contender]:
@@ -324,19 +324,11 @@ def torch_peers(photos: Path, path: Path) -> dict[str, Contender]:
         return {}
     peers = {"pack + DataLoader, cv2": data_loader(path, random_crop)}
     if importable("torchvision"):
-        import torch.utils.data
         from torchvision import datasets
         from torchvision.transforms import v2
 
         crop = v2.Compose([v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-        batches = torch.utils.data.DataLoader(
-            datasets.ImageFolder(photos, crop),
-            BATCH,
-            shuffle=True,
-            num_workers=THREADS,
-            drop_last=True,
-        )
-        peers["torchvision ImageFolder"] = lambda: speed(batches)
+        peers["torchvision ImageFolder"] = in_data_loader(datasets.ImageFolder(photos, crop))
     return peers
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from .prepare_all import prepare_all
 from .publish import Finished, RejectedFile, changes, count, finish, keys_of
 from .shards import ShardSequence
 from .sources import Scanning, Source, open_source, unseen
-from .staging import Done, Staging, cannot_write, fingerprint
+from .staging import Done, Staging, fingerprint, writing
 
 _GO_ON_ADVICE = (
     "what is packed so far is kept; make room if the disk is full, and run the same command again"
@@ -89,13 +89,15 @@ def convert(
     staging = Staging(out, plan_json(job), overwrite=overwrite)
     try:
         check_destination(out, source_path, overwrite=overwrite, force=force)  # an old pack is back
-        with _writing(staging):
-            done = _drop_changed(staging.finished(), job, threads)
+        with writing(staging.folder):
+            finished_shards = staging.finished()
+        done = _drop_changed(finished_shards, job, threads)
+        with writing(staging.folder):
             staging.keep(done)
         num_resumed = sum(len(shard.rows) for shard in done)
         done += _pack_rest(staging, job, done, threads, io_threads, progress)
         rejected, dropped = _rejected(job, done)
-        with _writing(staging):
+        with writing(staging.folder):
             _refuse(staging, rejected, done, job.source, strict)
             job.listing.left_out.update(reject.reason for reject in dropped)
             finished = finish(staging, job, done, rejected, dropped)
@@ -223,24 +225,15 @@ def _pack_rest(
         with closing(every):  # a traceback that somebody keeps would keep its second process
             first = duplicates.FirstOfEach(plan, done) if options.drop_duplicates else None
             for batch in first.of(every) if first else every:
-                with _writing(staging):
+                with writing(staging.folder):
                     writer.append(batch)
                 progress(batch[-1].entry + 1, sum([p.num_bytes for p in batch]), len(plan))
-        with _writing(staging):
+        with writing(staging.folder):
             return writer.finish()
     except BaseException:
-        with _writing(staging):
+        with writing(staging.folder):
             writer.abort()
         raise
-
-
-@contextmanager
-def _writing(staging: Staging) -> Iterator[None]:
-    """Says what cannot be written. What fails outside of it is the source, or whoever watches."""
-    try:
-        yield
-    except OSError as error:
-        raise cannot_write(error, staging.folder) from error
 
 
 def _kept(done: Sequence[Done]) -> str:

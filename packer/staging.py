@@ -18,7 +18,8 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,19 +94,15 @@ class Staging:
         self.out = out = _resolved(out)
         self.folder = _folder(out)
         self.pack = self.folder / "pack"
-        try:
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             _refuse_strangers(self.folder)
             self._lock = (self.folder / "lock").open("a")
-        except OSError as error:
-            raise cannot_write(error, self.folder) from None
         try:
-            self._acquire()
-            self._put_old_back()
-            self._adopt(plan, overwrite)
-        except OSError as error:
-            self.close()
-            raise cannot_write(error, self.folder) from None
+            with writing(self.folder):
+                self._acquire()
+                self._put_old_back()
+                self._adopt(plan, overwrite)
         except BaseException:
             self.close()
             raise
@@ -265,11 +262,9 @@ def check_unfinished(out: Path, plan: Mapping[str, Any], *, overwrite: bool) -> 
     else, has left beside `out`; changes nothing."""
     folder = _folder(_resolved(out))
     if os.path.lexists(folder):
-        try:
+        with writing(folder):
             _refuse_strangers(folder)
             _check_plan(folder, plan, overwrite)
-        except OSError as error:
-            raise cannot_write(error, folder) from None
 
 
 def _resolved(out: Path) -> Path:
@@ -362,7 +357,12 @@ def _difference(before: bytes, plan: Mapping[str, Any]) -> str:
     return "has " + ", ".join(shown)
 
 
-def cannot_write(error: OSError, path: Path) -> DestinationError:
-    """The error for a folder that cannot be written."""
-    reason = os.strerror(error.errno) if error.errno else error
-    return DestinationError(f"cannot be written: {reason}", path=path)
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Says that a folder cannot be written where the system fails. What fails outside of this is
+    the source, or whoever watches."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
+        raise DestinationError(f"cannot be written: {reason}", path=folder) from error

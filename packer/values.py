@@ -34,6 +34,12 @@ class Found(NamedTuple):
     decode: bool
     options: PixelOptions
 
+    @property
+    def max_pixels(self) -> int:
+        """How large a mask may be: what was packed once may be copied whatever its size."""
+        is_copy = self.options.copied is not None
+        return math.prod(self.geometry.source) if is_copy else self.options.max_pixels
+
 
 class Value(NamedTuple):
     """What is stored of a field; `change` says what was done, if anything; `is_odd`: readers must
@@ -81,10 +87,7 @@ _LOSSY = ("JPEG", "AVIF")  # and WebP without a VP8L chunk
 
 def _store_mask(found: Found) -> Value:
     try:
-        limit = found.options.max_pixels
-        if found.options.copied is not None:  # what was packed once may be copied
-            limit = math.prod(found.geometry.source)
-        image = inspect(found.data, limit)
+        image = inspect(found.data, found.max_pixels)
         if image.num_frames > 1:
             raise Reject("several pages or frames", str(image.num_frames))
         return _store_inspected_mask(found, image)
@@ -101,7 +104,7 @@ def _store_inspected_mask(found: Found, image: Image) -> Value:
     mask = None
     size = image.width, image.height
     if found.decode or not plain or not geometry.is_identity:
-        mask = _decoded(data, found.options.max_pixels, odd=not plain)
+        mask = _decoded(data, found.max_pixels, odd=not plain)
         size = mask.shape[1], mask.shape[0]
     if size != geometry.source:
         raise Reject(

@@ -101,14 +101,14 @@ class BatchLoader(Epochs):
         of a large JPEG by about 0.2 levels on average.
 
         threads: default, this process's share of the processors, where torchrun started several on
-        this machine. exact=True never decodes a JPEG at reduced size, which
-        is otherwise done where at least the result's pixels (train) or twice as many in each
-        direction (eval) are left. transform(pixels, random) does all of that itself: it gets
-        upright RGB (height, width, 3) that it may change, and a generator that depends on
-        (seed, epoch, sample) alone; it returns an array, whose shape and dtype are the same for
-        every sample. layout, dtype and normalize ((mean, std) a channel, in the pixels' own units:
-        0..255, or 0..65535 where they are uint16; makes float32 unless dtype says otherwise) give
-        other batches than pixels (n, height, width, 3).
+        this machine. exact=True never decodes a JPEG at reduced size, which is otherwise done where
+        at least the result's pixels (train) or twice as many in each direction (eval) are left.
+        transform(pixels, random) does all of that itself: it gets upright RGB (height, width, 3)
+        that it may change, and a generator that depends on (seed, epoch, sample) alone; it returns
+        an array, whose shape and dtype are the same for every sample. layout, dtype and normalize
+        ((mean, std) a channel, in the pixels' own units: 0..255, or 0..65535 where they are uint16;
+        makes float32 unless dtype says otherwise) give other batches than pixels (n, height,
+        width, 3).
 
         fields names further fields to read. Masks are cropped, mirrored and resized exactly as the
         images, each pixel taking the number under its centre. Boxes are in pixels of the images

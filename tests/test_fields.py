@@ -8,6 +8,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,15 @@ import readers
 from packer.cli import main
 from packer.convert import Summary, convert
 from packer.fields import Pattern
+from packer.images.geometry import unchanged
+from packer.images.inspect import Reject
 from packer.images.pixels import PixelOptions
 from packer.options import Options
+from packer.values import Found, store
 from packer.verify import verify
 from readers import formats
 from readers.errors import DamagedSample, DspackError, SourceError
+from readers.manifest import Field
 from readers.masks import nearest
 
 LABELS = (0, 3, 7, 200, 255)  # what the masks hold
@@ -887,3 +892,20 @@ def test_any_bytes_come_back(values: list[bytes], name: str, shard_bytes: int) -
         with readers.open(out) as opened:
             assert [opened.field(i, "data") for i in range(len(values))] == values
         assert is_whole(out)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_mask_of_any_size_is_copied_from_a_pack(
+    keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of pixels was for packing it the first time."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    two_levels = io.BytesIO()
+    Image.new("1", (60, 40), 1).save(two_levels, "TIFF" if keep else "PNG")
+    limited = PixelOptions(max_pixels=100)
+    data, geometry = two_levels.getvalue(), unchanged(60, 40)
+    found = Found(data, "mask", "m", "i", geometry, 1, decode=True, options=limited)
+    with pytest.raises(Reject, match="too many pixels"):
+        store("mask", found)
+    copied = replace(limited, copied=Field())
+    assert store("mask", found._replace(options=copied)).data == found.data

@@ -170,8 +170,9 @@ def _of_files(option: BoxesOption, source: Source, listing: Listing) -> BoxesFie
         raise SourceError(
             "has no files that could be annotations", path=source.root, advice="use COCO's JSON"
         )
+    labels = _yolo_labels(source.root) if option.kind == "yolo" else None
     usual = {
-        "yolo": _UsualLabels(NAME, "labels/{stem}.txt", _yolo_labels(source.root)),
+        "yolo": _UsualLabels(NAME, "labels/{stem}.txt", labels),
         "voc": Pattern(NAME, "../Annotations/{stem}.xml"),
     }
     files = pattern_field(option.pattern or usual[option.kind], source, listing)
@@ -181,7 +182,7 @@ def _of_files(option: BoxesOption, source: Source, listing: Listing) -> BoxesFie
         take_out_values(listing, [files], source.root)
     classes = option.classes
     if option.kind == "yolo":
-        classes = _yolo_classes(source, listing) if classes is None else classes
+        classes = _yolo_classes(source, listing, labels) if classes is None else classes
         return _field(yolo.Annotations(classes), files)
     return _field(
         voc.Annotations(_voc_classes(files, listing) if classes is None else classes), files
@@ -203,10 +204,10 @@ def _field(annotations: Annotations, values: Values) -> BoxesField:
     return BoxesField(annotations, values, Field("boxes", classes=annotations.classes))
 
 
-def _yolo_classes(source: SourceOfFiles, listing: Listing) -> tuple[str, ...]:
-    """The names in the first of the usual files that is there; none without one."""
-    to_images, found, _ = (_yolo_labels(source.root) or "").partition("labels")
-    above = [to_images + name for name in _CLASS_FILES] if found else []
+def _yolo_classes(source: SourceOfFiles, listing: Listing, labels: str | None) -> tuple[str, ...]:
+    """The names in the first of the usual files that is there, beside the folder `labels`, too;
+    none without one."""
+    above = [] if labels is None else [labels.partition("labels")[0] + n for n in _CLASS_FILES]
     for name in (*_CLASS_FILES, *above):
         try:
             data = source.read_beside(name).data
