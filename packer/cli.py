@@ -387,7 +387,7 @@ def convert(
 
 
 @main.command()
-@click.argument("pack", metavar="PACK", type=click.Path(path_type=Path))
+@click.argument("pack", metavar="PACK", type=click.Path(readable=False, path_type=Path))
 @click.option("--quick", is_flag=True, help="Only files, sizes and the index; reads no sample.")
 @click.option("--decode", is_flag=True, help="Also decode every image.")
 @threads_option("Threads that read and check shards; with --decode also images.")
@@ -415,7 +415,7 @@ def verify(pack: Path, quick: bool, decode: bool, threads: int, as_json: bool) -
 
 
 @main.command()
-@click.argument("pack", metavar="PACK", type=click.Path(path_type=Path))
+@click.argument("pack", metavar="PACK", type=click.Path(readable=False, path_type=Path))
 @json_option
 def info(pack: Path, as_json: bool) -> None:
     """Tell what PACK holds and how it was made.
@@ -432,7 +432,7 @@ def info(pack: Path, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("pack", metavar="PACK", type=click.Path(path_type=Path))
+@click.argument("pack", metavar="PACK", type=click.Path(readable=False, path_type=Path))
 @click.option(
     "--against",
     metavar="FOLDER",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from readers import formats
 from readers.errors import DestinationError, DspackError, printable
-from readers.manifest import MANIFEST_NAME, REJECTED_NAME, Manifest
+from readers.manifest import MANIFEST_NAME, Manifest
 
 from .mounts import is_windows_mount
 
@@ -19,7 +19,6 @@ _KIND_SUFFIX = re.compile(
     re.IGNORECASE,
 )
 
-_OF_A_PACK = {MANIFEST_NAME, REJECTED_NAME, "index", "shards"}
 _OTHER_NAME = "choose another name with -o"
 
 
@@ -54,6 +53,11 @@ def check_destination(out: Path, source: Path, *, overwrite: bool, force: bool) 
             path=out,
             advice="choose another folder with -o",
         )
+    above = [path for path in Path(real_out).parents if path.name.endswith(".partial")]
+    if any((folder / "plan.json").exists() for folder in above):
+        raise DestinationError(
+            "lies in the folder of an unfinished run", path=out, advice="leave that folder first"
+        )
     if shared == real_out:
         raise DestinationError("holds the source", path=out, advice=_OTHER_NAME)
     if not os.path.lexists(out):
@@ -66,13 +70,26 @@ def check_destination(out: Path, source: Path, *, overwrite: bool, force: bool) 
             path=out,
             advice="move it away or choose another name",
         )
-    if strangers := sorted(set(os.listdir(out)) - _OF_A_PACK):
+    if strangers := sorted(_strangers(out)):
         raise DestinationError(
             f"holds {printable(strangers[0])}, which is no part of a pack, so --overwrite does not "
             "touch it",
             path=out,
             advice="move that away or choose another name",
         )
+
+
+def _strangers(pack: Path) -> set[str]:
+    """The files in a pack's folder that are not of the pack, but for the locks that LMDB leaves."""
+    manifest = Manifest.load(pack)
+    files = [*manifest.files, *(file for shard in manifest.shards for file in shard.files)]
+    there = {
+        os.path.relpath(os.path.join(folder, name), pack)
+        for folder, _, names in os.walk(pack)
+        for name in names
+        if not name.endswith(".lmdb-lock")
+    }
+    return there - {MANIFEST_NAME, *(file.name for file in files)}
 
 
 def _is_pack(path: Path) -> bool:

@@ -800,10 +800,33 @@ def test_overwriting_leaves_what_is_no_part_of_a_pack(tmp_path: Path) -> None:
     source = class_folder(tmp_path / "imgs", num_classes=1, per_class=1)
     out = tmp_path / "out"
     convert(source, out, Options("memmap"), threads=1)
-    write(out / "notes.txt", b"mine")
-    with pytest.raises(DestinationError, match=r"holds notes\.txt"):
-        convert(source, out, Options("memmap"), threads=1, overwrite=True)
-    assert (out / "notes.txt").read_bytes() == b"mine"
+    for name in ("notes.txt", "shards/notes.txt"):
+        mine = write(out / name, b"mine")
+        with pytest.raises(DestinationError, match=f"holds {re.escape(name)}"):
+            convert(source, out, Options("memmap"), threads=1, overwrite=True)
+        assert mine.read_bytes() == b"mine"
+        mine.unlink()
+    convert(source, out, Options("memmap"), threads=1, overwrite=True)
+
+
+def test_overwriting_a_pack_with_every_kind_of_file(tmp_path: Path) -> None:
+    source = class_folder(tmp_path / "imgs", num_classes=2, per_class=1)
+    (image,) = (source / "class_0").iterdir()
+    write(source / "class_1" / f"copy{image.suffix}", image.read_bytes())
+    write(source / "class_0" / "broken.jpg", b"")
+    for format_name in ("lmdb", "hdf5", "memmap"):
+        convert(source, tmp_path / "out", Options(format_name), threads=1, overwrite=True)
+        assert (tmp_path / "out" / "duplicates.jsonl").stat().st_size > 0
+    summary = convert(source, tmp_path / "out", Options("lmdb"), threads=1, overwrite=True)
+    assert verify(tmp_path / "out", threads=1).findings == [] and summary.num_samples == 3
+
+
+def test_a_destination_within_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    """As after a kill at the wrong moment, where one stands in what was the old pack."""
+    source = class_folder(tmp_path / "imgs", num_classes=1, per_class=1)
+    write(tmp_path / "out.partial" / "plan.json", b"{}")
+    with pytest.raises(DestinationError, match="folder of an unfinished run"):
+        convert(source, tmp_path / "out.partial" / "out", Options("memmap"), threads=1)
 
 
 def test_overwriting_the_folder_one_stands_in(
